@@ -161,7 +161,8 @@ test-rust: $(KERNELS)
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
 # for the real one, and a library that stands in for NCCL. They compute no products, so tests of what a model chooses are left out. The driver
 # knows the kernels of kernels/ by name, so that one that the host asks for and that is not there fails. First the proofs that planted defects
-# are seen. Last, two GPUs that cannot reach each other's memory, and those that can, and NCCL that is too old, lacks a function or is not there.
+# are seen. What a rank of another process chooses comes of a hash of that rank's own heads here, so ranks with several numbers of heads
+# (group::gpt2) are left out. Last, two GPUs that cannot reach each other's memory, and those that can, and NCCL that is too old, lacks a function or is not there.
 DRIVER := $(C_OUT)/driver
 CUDA_TESTS := $(CARGO) test --features tools,bench,test-hooks --test cuda --
 
@@ -187,7 +188,7 @@ test-driver: $(KERNELS)
 	        host_experts::interrupt host_experts::limits host_experts::placed host_experts::out_of_memory; do \
 	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained; done; \
 	export STAND_IN_DEVICES=2; \
-	for peers in 0 1; do for filter in nccl:: ranks::life ranks::states ranks::memory ranks::threads; do \
+	for peers in 0 1; do for filter in nccl:: "group:: --skip group::gpt2" ranks::life ranks::states ranks::memory ranks::threads; do \
 	    STAND_IN_PEERS=$$peers LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/nccl $(CUDA_TESTS) $$filter; done; done; \
 	missing() { EMBERLM_NCCL_MISSING="$$1" LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/$$2 $(CUDA_TESTS) nccl::missing; }; \
 	missing "of version 2.17, 2.18 is needed" nccl-DOLD; \

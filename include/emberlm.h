@@ -1079,6 +1079,25 @@ typedef struct ember_embedder ember_embedder;
 typedef struct ember_event ember_event;
 
 /**
+ * A rank's place in a group: several processes, each with one GPU, that have one model together. Each has a share of every layer, as with
+ * `EMBER_SPLIT_TENSORS`, and loads it with `ember_model_options.group`. Functions that take one may be called by any thread at any time.
+ *
+ * All ranks call the same functions with the same arguments in the same order: load the same file, create sessions, and prefill, decode
+ * or generate in them, one call at a time. Each rank gets all results, the same ones, bit for bit those of `EMBER_SPLIT_TENSORS` in one
+ * process. How ranks other than the first learn what is to be done is up to the host.
+ *
+ * Before work begins, the ranks compare what each is about to do. Where that differs, all of them get `EMBER_INVALID_ARGUMENT` with a message that
+ * says what differs, and nothing has happened. An error that one rank has before work begins, such as `EMBER_INTERRUPTED`, is the error
+ * of all. A rank that does not come in time, or whose process ends, is named in the message of `EMBER_DEVICE_LOST`, from then on the answer to
+ * every call with the model that needs the others.
+ *
+ * It needs NCCL 2.18 or later (`libnccl.so.2`). Models, calls and limits are those of `EMBER_SPLIT_TENSORS`; besides, sessions are
+ * not saved, restored or evicted (`EMBER_UNSUPPORTED`). Decodes or prompts of several sessions are not to be started at the same time, because
+ * their order would be another one on each rank; batches are.
+ */
+typedef struct ember_group ember_group;
+
+/**
  * A load that runs in the background. Functions that take one may be called by any thread at any time.
  */
 typedef struct ember_load ember_load;
@@ -1186,6 +1205,47 @@ typedef struct ember_device {
      */
     char reason[256];
 } ember_device;
+
+/**
+ * Which place a rank has in a group. Zero in `timeout_ms`, `address` and `address_len` means the default.
+ */
+typedef struct ember_group_options {
+    /**
+     * `sizeof(ember_group_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Number of the rank, counted from 0.
+     */
+    uint32_t rank;
+    /**
+     * Number of ranks, 2 to 8.
+     */
+    uint32_t rank_count;
+    /**
+     * Milliseconds that a rank waits for the others, each time that it needs them: several times while it loads the model, where NCCL takes
+     * some seconds to connect the GPUs, and in each call. 0 means 30 000. Where several ranks are late one after another, the wait of the
+     * others can last three times that.
+     */
+    uint32_t timeout_ms;
+    /**
+     * For rank 0, the IP address (IPv4 or IPv6) that it listens on, of `address_len` bytes, with a port (`10.0.0.5:7000`) or without. NULL with
+     * 0 bytes means that all ranks are on this machine. For other ranks NULL.
+     */
+    const char *address;
+    /**
+     * Bytes of `address`.
+     */
+    size_t address_len;
+    /**
+     * For rank 0 NULL. For the others, what `ember_group_id` has written for rank 0, of `id_len` bytes.
+     */
+    const char *id;
+    /**
+     * Bytes of `id`.
+     */
+    size_t id_len;
+} ember_group_options;
 
 /**
  * Receives the progress of a load: `fraction` goes from 0 to 1 and never decreases. Return 0 to continue; any other
@@ -1310,6 +1370,11 @@ typedef struct ember_model_options {
      * `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
      */
     uint32_t cpu_expert_layers;
+    /**
+     * NULL, or this rank's place in a group of processes that have the model together (`ember_group`). `device` is the GPU of this
+     * rank, and `devices` is NULL. The load waits until all ranks load the model. It does not take over the handle.
+     */
+    const struct ember_group *group;
 } ember_model_options;
 
 /**
@@ -2614,6 +2679,41 @@ ember_status ember_device_info(uint32_t index, struct ember_device *out, struct 
 uint32_t ember_supported(uint32_t capability);
 
 /**
+ * Takes a place in a group, without waiting for other ranks: the first load with it does that. A group is good for one load, also
+ * for one that fails. The new handle is written to `out` and has to be freed with `ember_group_free`. Any thread may call it.
+ *
+ * Rank 0 listens on a TCP port from then until its load ends. Ranks that do not have the id are sent away. What GPUs exchange goes by NCCL, which
+ * has ports of its own and encrypts nothing: use networks that you trust.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` (`rank`, `rank_count`, an id of another group or none, an address that is not this machine's);
+ * `EMBER_INVALID_UTF8`; `EMBER_OUT_OF_MEMORY`, also if the process has no file descriptor left.
+ */
+ember_status ember_group_create(const struct ember_group_options *options,
+                                struct ember_group **out,
+                                struct ember_error *err);
+
+/**
+ * Writes the id of a group to `id`, which the other ranks need for `ember_group_create`: a line of printable ASCII of less than 128 bytes. It is a
+ * secret, because whoever has it can take part. `len` receives the number of bytes, also when `capacity`, the room in `id`, is too small
+ * (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `id`). `id` may be NULL if `capacity` is 0; no NUL is added. Any thread may call it.
+ *
+ * Errors: `EMBER_BUFFER_TOO_SMALL`.
+ */
+ember_status ember_group_id(const struct ember_group *group,
+                            char *id,
+                            size_t capacity,
+                            size_t *len,
+                            struct ember_error *err);
+
+/**
+ * Frees a group: the handle becomes invalid at once. A model that was loaded with it keeps what it needs. NULL is allowed and does
+ * nothing.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_group_free(struct ember_group *group);
+
+/**
  * Loads a GGUF file or a Hugging Face folder. For a split model, `path` names its first file. A
  * folder (`config.json`, `model.safetensors` or its index with shards, `tokenizer.json`, the chat
  * template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
@@ -2630,7 +2730,7 @@ uint32_t ember_supported(uint32_t capability);
  * A model whose tokenizer is not supported is loaded anyway; text functions then return `EMBER_UNSUPPORTED`.
  *
  * Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's
- * value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
+ * value); `EMBER_INVALID_HANDLE` (`group`); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
  * `EMBER_IO`; `EMBER_UNKNOWN_FORMAT`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
  * `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
  * `EMBER_OUT_OF_MEMORY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`; `EMBER_CANCELLED`. The message names
@@ -2991,7 +3091,8 @@ ember_status ember_load_poll(struct ember_load *load,
 
 /**
  * Has a load end soon with `EMBER_CANCELLED`, unless it has ended already. Does not wait for that. Any thread may call it at any
- * time.
+ * time. A load that waits for other ranks of its group (`ember_group`) ends, too, and their loads end with the same status. Only while NCCL connects
+ * GPUs does the load go on, for at most `timeout_ms`.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */

@@ -170,7 +170,7 @@ CSHARP = {
 }  # fmt: skip
 CSHARP_HANDLES = {
     "ember_model": "ModelHandle", "ember_session": "SessionHandle", "ember_text_stream": "TextStreamHandle",
-    "ember_event": "EventHandle", "ember_load": "LoadHandle", "ember_embedder": "EmbedderHandle", "ember_adapter": "AdapterHandle",
+    "ember_event": "EventHandle", "ember_group": "GroupHandle", "ember_load": "LoadHandle", "ember_embedder": "EmbedderHandle", "ember_adapter": "AdapterHandle",
 }  # fmt: skip
 CSHARP_WORDS = {"event", "out", "params", "ref", "in", "base", "string", "object"}
 

@@ -188,6 +188,8 @@ inline void set_log(LogFunction function, ember_log_level level = EMBER_LOG_INFO
     current = std::move(next);
 }
 
+class Group;
+
 /// How to load a model.
 struct ModelOptions {
     std::uint32_t device = 0;  ///< index among devices()
@@ -204,6 +206,7 @@ struct ModelOptions {
     ember_split split = EMBER_SPLIT_LAYERS;        ///< how they share the model
     std::uint32_t cpu_expert_layers = 0; ///< layers of a model on a GPU whose experts stay on the CPU; UINT32_MAX: all
     bool draft_heads = false; ///< the model's own heads are loaded, for Session::draft_by_heads
+    const Group *group = nullptr; ///< a group of processes that have the model together; it must live until the call has returned
 };
 
 /// A sequence that no repetition goes beyond: a text, or tokens.
@@ -260,6 +263,46 @@ struct RestoreOptions {
     std::int32_t stream_priority = 0;
     std::uint32_t mark_interval = 0;
     std::vector<AdapterUse> adapters = {}; ///< those that it was saved with
+};
+
+/// Which place a rank has in a group.
+struct GroupOptions {
+    std::uint32_t rank = 0;       ///< counted from 0
+    std::uint32_t rank_count = 2; ///< 2 to 8
+    std::uint32_t timeout_ms = 0; ///< how long ranks wait for each other; 0: 30 000
+    std::string address = {};     ///< of rank 0: the IP address that it listens on; none: this machine alone
+    std::string id = {};          ///< of the others: Group::id of rank 0
+};
+
+/// A rank's place in a group of processes that have one model together, each a share of every layer on its GPU; all make the same calls.
+class Group {
+public:
+    explicit Group(const GroupOptions &options) {
+        detail::require_abi();
+        auto c = detail::sized<ember_group_options>();
+        c.rank = options.rank;
+        c.rank_count = options.rank_count;
+        c.timeout_ms = options.timeout_ms;
+        c.address = options.address.data();
+        c.address_len = options.address.size();
+        c.id = options.id.empty() ? nullptr : options.id.data();
+        c.id_len = options.id.size();
+        ember_error err;
+        ember_group *raw = nullptr;
+        detail::check(ember_group_create(&c, &raw, &err), err);
+        handle_ = Handle(raw);
+    }
+    ember_group *get() const noexcept { return handle_.get(); }
+    /// What the other ranks need to join: a secret.
+    std::string id() const {
+        return detail::filled<std::string>(128, [&](char *out, std::size_t room, std::size_t *len, ember_error *err) {
+            return ember_group_id(get(), out, room, len, err);
+        });
+    }
+
+private:
+    using Handle = detail::Handle<ember_group, ember_group_free>;
+    Handle handle_{nullptr};
 };
 
 /// What to generate, and when to end.
@@ -326,6 +369,7 @@ struct CModelOptions {
         c.device_count = options.devices.size();
         c.split = options.split;
         c.cpu_expert_layers = options.cpu_expert_layers;
+        c.group = options.group != nullptr ? options.group->get() : nullptr;
         c.flags = options.draft_heads ? std::uint32_t(EMBER_MODEL_DRAFT_HEADS) : 0;
         c.device_layers = options.device_layers.empty() ? nullptr : options.device_layers.data();
         if (options.cuda_context != nullptr) {

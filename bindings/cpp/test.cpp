@@ -428,6 +428,19 @@ void test_life(Fixture &f) {
     }
 }
 
+void test_groups(Fixture &f) {
+    emberlm::Group first({0, 2, 500, "", ""});
+    const std::string id = first.id();
+    emberlm::Group second({1, 2, 0, "", id});
+    expect(second.id() == id && !id.empty(), "ranks of a group have one id");
+    expect_error(EMBER_INVALID_ARGUMENT, "a rank that cannot be", [&] { emberlm::Group({2, 2, 0, "", id}); });
+    expect_error(EMBER_INVALID_ARGUMENT, "an address of all", [&] { emberlm::Group({0, 2, 0, "0.0.0.0", ""}); });
+    emberlm::ModelOptions options;
+    options.group = &first;
+    expect_error(EMBER_UNSUPPORTED, "a share of each layer on a CPU", [&] { emberlm::Model::load(f.path, options); });
+    expect_error(EMBER_INVALID_ARGUMENT, "a group that was used", [&] { emberlm::Model::load(f.path, options); });
+}
+
 void test_background(Fixture &f) {
     emberlm::Event event;
     expect(event.native() >= 0, "an event has a handle");
@@ -552,6 +565,7 @@ int main(int argc, char **argv) {
         test_started(f);
         test_states(f, std::string(argv[0]) + ".state");
         test_life(f);
+        test_groups(f);
         test_background(f);
         test_threads(f);
         test_log(f);

@@ -288,6 +288,9 @@ namespace EmberLM
         /// <summary>Loads the model's own heads, for DraftSource.Heads.</summary>
         public bool DraftHeads;
 
+        /// <summary>A group of processes that have the model together, or null.</summary>
+        public Group Group;
+
         /// <summary>Hears how far the load is, from 0 to 1; false ends it with Status.Cancelled.</summary>
         public Func<float, bool> Progress;
 
@@ -301,6 +304,7 @@ namespace EmberLM
                 struct_size = Call.SizeOf<ember_model_options>(), device = (uint)Device, threads = (uint)Threads, weights = (uint)Weights, files = (uint)Files,
                 memory_limit = MemoryLimit, session_memory_limit = SessionMemoryLimit,
                 devices = devices, device_count = deviceCount, device_layers = memory.Tokens(DeviceLayers, out _),
+                group = Group == null ? IntPtr.Zero : Group.Handle.DangerousGetHandle(),
                 split = (uint)Split, cpu_expert_layers = (uint)CpuExpertLayers, flags = DraftHeads ? (uint)ModelFlags.DraftHeads : 0,
                 progress = Progress != null ? Callback.ProgressPointer : IntPtr.Zero, user = user,
             };
@@ -575,6 +579,37 @@ namespace EmberLM
             Text = text;
             Token = token;
         }
+    }
+
+    /// <summary>A rank's place in a group of processes that have one model together, each a share of every layer on its GPU; all make the same
+    /// calls.</summary>
+    public sealed class Group : IDisposable
+    {
+        internal readonly GroupHandle Handle;
+
+        /// <summary>Rank 0 listens on the IP address, this machine alone without one; the others need the Id of rank 0.</summary>
+        public Group(int rank, int rankCount, string id = null, string address = null, int timeoutMs = 0)
+        {
+            Call.RequireLibrary();
+            var err = Call.Error();
+            IntPtr raw = IntPtr.Zero;
+            using (var memory = new Memory())
+            {
+                var options = new ember_group_options
+                {
+                    struct_size = Call.SizeOf<ember_group_options>(), rank = (uint)rank, rank_count = (uint)rankCount, timeout_ms = (uint)timeoutMs,
+                };
+                if (address != null) options.address = memory.Text(address, out options.address_len);
+                if (id != null) options.id = memory.Text(id, out options.id_len);
+                Call.Check(Functions.ember_group_create(ref options, ref raw, err), err);
+            }
+            Handle = new GroupHandle(raw);
+        }
+
+        /// <summary>What the other ranks need to join: a secret.</summary>
+        public string Id => Call.Text(128, (byte[] o, ref UIntPtr n, byte[] e) => Functions.ember_group_id(Handle, o, Call.Length(o), ref n, e));
+
+        public void Dispose() => Handle.Dispose();
     }
 
     /// <summary>Something that an event loop can wait for. See Session.SetEvent and Load.</summary>
@@ -1582,6 +1617,13 @@ namespace EmberLM.Native
         internal EventHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
         public override bool IsInvalid => handle == IntPtr.Zero;
         protected override bool ReleaseHandle() => Functions.ember_event_free(handle) == (int)Status.Ok;
+    }
+
+    internal sealed class GroupHandle : SafeHandle
+    {
+        internal GroupHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
+        public override bool IsInvalid => handle == IntPtr.Zero;
+        protected override bool ReleaseHandle() => Functions.ember_group_free(handle) == (int)Status.Ok;
     }
 
     internal sealed class LoadHandle : SafeHandle

@@ -58,6 +58,19 @@ namespace EmberLM.Native
     }
 
     [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_group_options
+    {
+        public uint struct_size;
+        public uint rank;
+        public uint rank_count;
+        public uint timeout_ms;
+        public IntPtr address;
+        public UIntPtr address_len;
+        public IntPtr id;
+        public UIntPtr id_len;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
     internal struct ember_model_options
     {
         public uint struct_size;
@@ -82,6 +95,7 @@ namespace EmberLM.Native
         public IntPtr device_layers;
         public uint split;
         public uint cpu_expert_layers;
+        public IntPtr group;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -506,6 +520,15 @@ namespace EmberLM.Native
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern uint ember_supported(uint capability);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_group_create(ref ember_group_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_group_id(GroupHandle group, [In, Out] byte[] id, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_group_free(IntPtr group);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_model_load(byte[] path, UIntPtr path_len, ref ember_model_options options, ref IntPtr @out, [In, Out] byte[] err);

@@ -251,6 +251,7 @@ type ModelOptions struct {
 	Split                 Split                        // how they share the model
 	CPUExpertLayers       int                          // layers of a model on a GPU whose experts stay on the CPU; math.MaxUint32 for all
 	DraftHeads            bool                         // loads the model's own heads, for DraftsHeads
+	Group                 *Group                       // a group of processes that have the model together, or nil
 	Progress              func(fraction float32) error // hears how far the load is; an error ends it
 }
 
@@ -265,6 +266,9 @@ func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {
 	c.memory_limit, c.session_memory_limit = C.uint64_t(o.MemoryLimit), C.uint64_t(o.SessionMemoryLimit)
 	c.devices, c.device_count = a.tokens(o.Devices)
 	c.split, c.cpu_expert_layers = C.uint32_t(o.Split), C.uint32_t(o.CPUExpertLayers)
+	if o.Group != nil {
+		*(*C.uintptr_t)(unsafe.Pointer(&c.group)) = o.Group.get()
+	}
 	if o.DraftHeads {
 		c.flags = C.EMBER_MODEL_DRAFT_HEADS
 	}

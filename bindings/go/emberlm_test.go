@@ -436,6 +436,26 @@ func TestCloseAndGarbage(t *testing.T) {
 	fails(t, err, StatusInvalidHandle)
 }
 
+func TestGroups(t *testing.T) {
+	first, err := NewGroup(GroupOptions{RankCount: 2, TimeoutMS: 500})
+	must(t, err)
+	id := get[string](t)(first.ID())
+	second, err := NewGroup(GroupOptions{Rank: 1, RankCount: 2, ID: id})
+	must(t, err)
+	equal(t, get[string](t)(second.ID()), id)
+	_, err = NewGroup(GroupOptions{Rank: 2, RankCount: 2, ID: id})
+	fails(t, err, StatusInvalidArgument)
+	_, err = NewGroup(GroupOptions{RankCount: 2, Address: "0.0.0.0"})
+	fails(t, err, StatusInvalidArgument)
+	// A CPU has no share of each layer.
+	_, err = Load(os.Getenv("EMBERLM_MODEL"), &ModelOptions{Group: first})
+	fails(t, err, StatusUnsupported)
+	_, err = Load(os.Getenv("EMBERLM_MODEL"), &ModelOptions{Group: first})
+	fails(t, err, StatusInvalidArgument)
+	must(t, first.Close())
+	must(t, second.Close())
+}
+
 func TestStarted(t *testing.T) {
 	event, err := NewEvent()
 	must(t, err)

@@ -45,6 +45,55 @@ func (event *Event) Close() error {
 	return event.close(func(raw C.uintptr_t) C.ember_status { return C.go_ember_event_free(raw) })
 }
 
+// GroupOptions say which place a rank has in a group.
+type GroupOptions struct {
+	Rank, RankCount int    // counted from 0; 2 to 8
+	TimeoutMS       int    // how long ranks wait for each other; 0: 30 000
+	Address         string // of rank 0: the IP address that it listens on; none: this machine alone
+	ID              string // of the others: what ID of rank 0 gives
+}
+
+// Group is a rank's place in a group of processes that have one model together, each a share of every layer on its GPU; all make the
+// same calls.
+type Group struct{ handle }
+
+// NewGroup takes a place in a group, without waiting for the other ranks.
+func NewGroup(options GroupOptions) (*Group, error) {
+	var a arena
+	defer a.free()
+	c := (*C.ember_group_options)(a.alloc(C.sizeof_ember_group_options))
+	c.struct_size = C.sizeof_ember_group_options
+	c.rank, c.rank_count, c.timeout_ms = C.uint32_t(options.Rank), C.uint32_t(options.RankCount), C.uint32_t(options.TimeoutMS)
+	if options.Address != "" {
+		c.address, c.address_len = a.text(options.Address)
+	}
+	if options.ID != "" {
+		c.id, c.id_len = a.text(options.ID)
+	}
+	group := &Group{}
+	var raw C.uintptr_t
+	var err C.ember_error
+	if e := check(C.go_ember_group_create(c, &raw, &err), &err); e != nil {
+		return nil, e
+	}
+	group.raw.Store(uintptr(raw))
+	runtime.SetFinalizer(group, func(group *Group) { _ = group.Close() })
+	return group, nil
+}
+
+// ID gives what the other ranks need to join: a secret.
+func (group *Group) ID() (string, error) {
+	defer runtime.KeepAlive(group)
+	return filledText(128, func(out *C.char, room C.size_t, n *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_group_id(group.get(), out, room, n, err)
+	})
+}
+
+// Close frees the group; a model that was loaded with it keeps what it needs.
+func (group *Group) Close() error {
+	return group.close(func(raw C.uintptr_t) C.ember_status { return C.go_ember_group_free(raw) })
+}
+
 // Loading is a load in the background.
 type Loading struct{ handle }
 

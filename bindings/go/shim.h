@@ -12,6 +12,21 @@ static inline ember_status go_ember_set_log_callback(ember_log_fn callback, uint
     return ember_set_log_callback(callback, (void *)user, level, err);
 }
 
+static inline ember_status go_ember_group_create(const struct ember_group_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_group_create(options, (struct ember_group **)out, err);
+}
+
+static inline ember_status go_ember_group_id(uintptr_t group, char *id, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_group_id((struct ember_group *)group, id, capacity, len, err);
+}
+
+static inline ember_status go_ember_group_free(uintptr_t group)
+{
+    return ember_group_free((struct ember_group *)group);
+}
+
 static inline ember_status go_ember_model_load(const char *path, size_t path_len, const struct ember_model_options *options, uintptr_t *out, struct ember_error *err)
 {
     return ember_model_load(path, path_len, options, (struct ember_model **)out, err);

@@ -22,6 +22,8 @@ export interface ModelOptions {
   cpuExpertLayers?: number;
   /** Loads the model's own heads, for EMBER_DRAFTS_HEADS. */
   draftHeads?: boolean;
+  /** A group of processes that have the model together. */
+  group?: Group;
   /** Hears how far the load is, from 0 to 1; false ends it. */
   progress?: (fraction: number) => boolean | void;
 }
@@ -94,6 +96,14 @@ export class Event extends Handle {
   /** A file descriptor that can be read while the event is set; on Windows a HANDLE. */
   readonly handle: number;
   clear(): void;
+}
+
+/** A rank's place in a group of processes that have one model together, each a share of every layer on its GPU; all make the same calls. */
+export class Group extends Handle {
+  /** Rank 0 listens on the IP address `address`, this machine alone without one; the others need the id of rank 0. */
+  constructor(options: { rank: number; rankCount: number; timeoutMs?: number; address?: string; id?: string });
+  /** What the other ranks need to join: a secret. */
+  readonly id: string;
 }
 
 /** A load in the background. */

@@ -158,6 +158,7 @@ const modelOptions = (o = {}) => {
   return sized('ember_model_options', {
     device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0,
     memory_limit: o.memoryLimit || 0, session_memory_limit: o.sessionMemoryLimit || 0,
+    group: o.group ? o.group._raw : 0,
     split: o.split || 0, cpu_expert_layers: o.cpuExpertLayers || 0, flags: o.draftHeads ? constants.EMBER_MODEL_DRAFT_HEADS : 0, devices: ids(devices), device_count: devices.length, device_layers: layers ? ids(layers) : null,
   });
 };
@@ -207,6 +208,24 @@ class Event extends Handle {
   }
   clear() {
     call(lib.ember_event_clear, this._raw);
+  }
+}
+
+/** A rank's place in a group of processes that have one model together, each a share of every layer on its GPU; all make the same calls. */
+class Group extends Handle {
+  constructor(o) {
+    const text = (s) => (s ? utf8(s) : null);
+    const [address, id] = [text(o.address), text(o.id)];
+    const options = sized('ember_group_options', {
+      rank: o.rank || 0, rank_count: o.rankCount || 0, timeout_ms: o.timeoutMs || 0,
+      address, address_len: address ? address.length : 0, id, id_len: id ? id.length : 0,
+    });
+    const out = [0];
+    call(lib.ember_group_create, options, out);
+    super(out[0], lib.ember_group_free);
+  }
+  get id() {
+    return filledBytes(128, (...to) => call(lib.ember_group_id, this._raw, ...to)).toString();
   }
 }
 
@@ -730,4 +749,4 @@ function stateInfo(name) {
   return facts('ember_state_details', (out) => call(lib.ember_session_state_info, bytes, bytes.length, out));
 }
 
-module.exports = { Model, EmberError, Event, Load, constants, conversation, decodeBatch, decodeEach, startDecodeBatch, devices, estimate, estimateParts, requireAbi, stateInfo, supported, version };
+module.exports = { Model, EmberError, Event, Group, Load, constants, conversation, decodeBatch, decodeEach, startDecodeBatch, devices, estimate, estimateParts, requireAbi, stateInfo, supported, version };

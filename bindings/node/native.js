@@ -179,6 +179,16 @@ structs.ember_device = koffi.struct('ember_device', {
   isa: koffi.array('char', 32),
   reason: koffi.array('char', 256),
 });
+structs.ember_group_options = koffi.struct('ember_group_options', {
+  struct_size: 'uint32_t',
+  rank: 'uint32_t',
+  rank_count: 'uint32_t',
+  timeout_ms: 'uint32_t',
+  address: 'void *',
+  address_len: 'size_t',
+  id: 'void *',
+  id_len: 'size_t',
+});
 structs.ember_model_options = koffi.struct('ember_model_options', {
   struct_size: 'uint32_t',
   device: 'uint32_t',
@@ -202,6 +212,7 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   device_layers: 'uint32_t *',
   split: 'uint32_t',
   cpu_expert_layers: 'uint32_t',
+  group: 'uintptr_t',
 });
 structs.ember_model_details = koffi.struct('ember_model_details', {
   struct_size: 'uint32_t',
@@ -513,6 +524,9 @@ function open(path) {
     ember_device_count: library.func('ember_device_count', 'int32_t', ['_Out_ uint32_t *', '_Out_ ember_error *']),
     ember_device_info: library.func('ember_device_info', 'int32_t', ['uint32_t', '_Inout_ ember_device *', '_Out_ ember_error *']),
     ember_supported: library.func('ember_supported', 'uint32_t', ['uint32_t']),
+    ember_group_create: library.func('ember_group_create', 'int32_t', ['ember_group_options *', '_Out_ uintptr_t *', '_Out_ ember_error *']),
+    ember_group_id: library.func('ember_group_id', 'int32_t', ['uintptr_t', 'void *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
+    ember_group_free: library.func('ember_group_free', 'int32_t', ['uintptr_t']),
     ember_model_load: library.func('ember_model_load', 'int32_t', ['void *', 'size_t', 'ember_model_options *', '_Out_ uintptr_t *', '_Out_ ember_error *']),
     ember_model_info: library.func('ember_model_info', 'int32_t', ['uintptr_t', '_Inout_ ember_model_details *', '_Out_ ember_error *']),
     ember_model_part_info: library.func('ember_model_part_info', 'int32_t', ['uintptr_t', 'size_t', '_Inout_ ember_part_details *', '_Out_ ember_error *']),

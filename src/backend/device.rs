@@ -1,5 +1,6 @@
 //! What the engine knows of a device: a description, and how to bring a network onto it.
 
+use super::group::{Group, Meeting};
 use super::{HostPart, KvType, RankedWeights, RunnerOptions, Weights};
 use crate::error::{Result, fail};
 use crate::format::{Access, WeightType};
@@ -69,6 +70,8 @@ pub struct LoadOptions {
     pub split: ArrayVec<Share, MAX_SPLIT>,
     /// These have a share of every layer, in place of some layers.
     pub by_tensors: bool,
+    /// The model is split by tensors among ranks that are loaded by themselves, of which this is one.
+    pub group: Option<Arc<Group>>,
     /// They meet by NCCL, also where they reach each other's memory.
     pub nccl: bool,
     /// Layers of a model for a GPU whose experts the CPU has and evaluates, counted from the first one that has experts; as many as there
@@ -206,6 +209,18 @@ pub trait Backend: Sync {
         progress: &mut Progress<'_>,
     ) -> Result<RankedWeights> {
         let _ = (indices, network, options, progress);
+        fail!(Unsupported, "{NO_RANKS}")
+    }
+
+    /// Brings a rank of a network onto a device; the others are loaded by themselves at the same time, and are met already.
+    fn load_rank(
+        &self,
+        index: usize,
+        network: &Network,
+        options: (&Arc<Meeting>, &LoadOptions),
+        progress: &mut Progress<'_>,
+    ) -> Result<RankedWeights> {
+        let _ = (index, network, options, progress);
         fail!(Unsupported, "{NO_RANKS}")
     }
 

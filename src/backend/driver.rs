@@ -18,6 +18,11 @@ pub(super) trait Driven: Send + 'static {
     /// The tokens of started work. Kept for its capacity.
     fn started(&mut self) -> &mut Vec<u32>;
 
+    /// Its work looks for interrupts by itself.
+    fn answers_interrupts(&self) -> bool {
+        false
+    }
+
     /// Appends tokens, for the logits of the last one.
     fn evaluate(&mut self, tokens: &[u32], interrupt: &Arc<AtomicBool>) -> Result<Self::Done>;
 
@@ -291,7 +296,8 @@ impl<C: Driven> Mail<C> {
         let mut last = None;
         for i in 0..count {
             let masked = job.masked && i == 0;
-            let result = if i > 0 && interrupt.load(Ordering::Relaxed) {
+            let is_over = i > 0 && interrupt.load(Ordering::Relaxed);
+            let result = if is_over && !lock(core).answers_interrupts() {
                 interrupted(i, count)
             } else {
                 let step = |core: &mut C, tokens: &[u32]| {

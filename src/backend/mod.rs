@@ -9,6 +9,7 @@ pub mod cuda;
 mod device;
 mod driver;
 mod embedder;
+pub mod group;
 mod hidden;
 mod marks;
 pub mod parts;
@@ -30,15 +31,15 @@ pub use row::{
 pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
-use crate::error::{Result, fail, try_vec};
+use crate::error::{Error, Result, fail, try_vec};
 use crate::model::{Adapter, AdapterSet, KvShape, Network};
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use marks::MarkPlan;
 use std::any::Any;
 use std::ops::DerefMut;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 /// Element type of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +85,23 @@ pub trait Ranks: Send + Sync {
 
     /// `DeviceLost` if a rank did not do its work in time.
     fn check(&self) -> Result<()>;
+
+    /// Ranks that are apart, which have to agree on what they do; none where one call has all of them work.
+    fn apart(&self) -> Option<&dyn Apart> {
+        None
+    }
+}
+
+/// Ranks of which each is loaded by itself.
+pub trait Apart: Send + Sync {
+    /// Held by one piece of work at a time.
+    fn turn(&self) -> &Mutex<()>;
+
+    /// Waits until all are ready for the same work ([`group::Meeting::agree`]).
+    fn agree(&self, ready: Result<&group::Work>) -> Result<()>;
+
+    /// This one has failed in the middle of work: the others are not to wait for it.
+    fn fail(&self, e: &Error);
 }
 
 /// The weights of each rank, and what the ranks have together.
@@ -128,6 +146,11 @@ const NO_ADAPTERS: &str = "adapters are not supported on this device";
 
 /// A network's weights on a device. Shared by all its runners.
 pub trait Weights: Send + Sync {
+    /// Whether all work with them looks for interrupts by itself, because others have to learn of each.
+    fn answers_interrupts(&self) -> bool {
+        false
+    }
+
     /// Makes a runner with an empty state and everything reserved that a step needs.
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>>;
 

@@ -278,7 +278,7 @@ impl Session {
     /// The next token, or the reason why there is none.
     fn next_token(&mut self, generation: &Generation, wait: bool) -> Result<Next> {
         if self.started == Started::Nothing {
-            if self.interrupts.is_asked() {
+            if self.is_interrupted() {
                 self.interrupts.clear();
                 return Ok(Next::End(End::Interrupted));
             }

@@ -61,11 +61,16 @@ impl Session {
         &self.interrupts
     }
 
+    /// Whether an interrupt is to end the call between two pieces of work; not where the work has to see it.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupts.is_asked() && !self.model.weights().answers_interrupts()
+    }
+
     /// The start of every call that computes: [`begin`](Session::begin), and `Interrupted` if an interrupt
     /// has come before it.
     pub(super) fn begin_work(&mut self) -> Result<()> {
         self.begin()?;
-        if self.interrupts.is_asked() {
+        if self.is_interrupted() {
             fail!(Interrupted, "interrupted before the call");
         }
         Ok(())

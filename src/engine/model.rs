@@ -5,6 +5,7 @@ use super::placement::{self, PartDetails, PlacedEstimate, Places};
 use super::speculate::{BatchDepth, Drafter};
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
+use crate::backend::group::Work;
 use crate::backend::{DeviceKind, KvType, LoadOptions, NO_PLACES, Progress, Weights};
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
@@ -115,6 +116,23 @@ impl Model {
     /// meanwhile; whatever `progress` fails with. A tokenizer that is not supported is no error here
     /// but one of [`Model::tokenizer`].
     pub fn load_from(
+        source: &ModelSource<'_>,
+        device_index: usize,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Model> {
+        if let Some(group) = &options.group {
+            group.claim()?;
+        }
+        let loaded = Model::load_part(source, device_index, options, progress);
+        if let Some(group) = &options.group {
+            group.leave(loaded.as_ref().err());
+        }
+        loaded
+    }
+
+    /// [`load_from`](Self::load_from), of which other ranks are not told how it ends.
+    fn load_part(
         source: &ModelSource<'_>,
         device_index: usize,
         options: &LoadOptions,
@@ -233,6 +251,17 @@ impl Model {
             fingerprint::tokenizer(tokenizer.as_ref().ok()),
         ];
         let adaptable = Adaptable::of(&file, &network)?;
+        if let Some(group) = &options.group {
+            let model = Work::new("a model")
+                .said("the version of the library", env!("CARGO_PKG_VERSION"))
+                .said("the architecture", &network.architecture)
+                .said("the number of layers", network.blocks.len())
+                .said("the type of most weights", main_type(&file))
+                .said("what weights become", format!("{:?}", options.weights))
+                .hash("the weights", fingerprints[0])
+                .hash("the tokenizer", fingerprints[1]);
+            group.join(&model, &mut || progress(reached))?;
+        }
         let made = reached;
         let weights = placement::load(&places, &network, options, &mut |done| {
             reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
@@ -611,6 +640,12 @@ fn check_options(options: &LoadOptions) -> Result<()> {
             InvalidArgument,
             "threads is {}, but must be at most {MAX_THREADS}",
             options.threads
+        );
+    }
+    if options.group.is_some() && !options.split.is_empty() {
+        fail!(
+            InvalidArgument,
+            "devices are for a model that one load brings to all of them; with a group, each rank is loaded onto its own device"
         );
     }
     if options.cuda_context != 0 && !options.split.is_empty() {

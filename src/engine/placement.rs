@@ -92,6 +92,8 @@ pub(super) struct Places {
     for_gpu: bool,
     /// Each place has a share of all layers, in place of some layers.
     by_tensors: bool,
+    /// Of ranks that are loaded by themselves, which one the only place has.
+    rank: Option<Rank>,
     /// Layers of the one GPU whose experts are on the CPU.
     host_experts: usize,
 }
@@ -170,6 +172,18 @@ pub(super) fn places(
     options: &LoadOptions,
 ) -> Result<Places> {
     let split = &options.split;
+    if let Some(group) = &options.group {
+        if options.host_experts > 0 {
+            fail!(Unsupported, "{ONE_GPU}");
+        }
+        let own = Share {
+            device: device_index,
+            layers: 0,
+        };
+        let mut places = ranks(network, &[own])?;
+        places.rank = Some(group.rank());
+        return Ok(places);
+    }
     if options.by_tensors && split.len() > 1 {
         if options.host_experts > 0 {
             fail!(Unsupported, "{ONE_GPU}");
@@ -209,6 +223,7 @@ pub(super) fn places(
         list,
         for_gpu: any_on_gpu || main.kind != DeviceKind::Cpu,
         by_tensors: false,
+        rank: None,
         host_experts: 0,
     })
 }
@@ -252,6 +267,7 @@ fn with_host_experts(
         list: vec![place],
         for_gpu: true,
         by_tensors: false,
+        rank: None,
         host_experts,
     }))
 }
@@ -301,6 +317,7 @@ fn ranks(network: &Network, split: &[Share]) -> Result<Places> {
         list,
         for_gpu: true,
         by_tensors: true,
+        rank: None,
         host_experts: 0,
     })
 }
@@ -570,10 +587,10 @@ pub(super) fn estimate(
     }
     for (index, place) in places.list.iter().enumerate() {
         let options = place.options(options, places.for_gpu);
-        let rank = Rank {
+        let rank = places.rank.unwrap_or(Rank {
             index,
             count: places.list.len(),
-        };
+        });
         let (device, both) = (place.device, (&options, runner));
         let e = match places.by_tensors {
             true => device
@@ -639,6 +656,13 @@ pub(super) fn load(
         && let Some(first) = places.list.first()
     {
         let backend = first.device.backend;
+        if let Some(group) = &options.group {
+            let meeting = group.meeting()?;
+            let (index, both) = (first.device.index, (&meeting, options));
+            let (parts, ranks) = backend.load_rank(index, network, both, progress)?;
+            let placement = options.placement;
+            return Ok(PartsWeights::of_ranks(network, parts, ranks, placement));
+        }
         let indices: Vec<usize> = places.list.iter().map(|p| p.device.index).collect();
         let (parts, ranks) = backend.load_ranks(&indices, network, options, progress)?;
         return Ok(PartsWeights::of_ranks(

@@ -121,7 +121,7 @@ impl Session {
 
     fn collect(&mut self, mut running: usize, mut later: usize, wait: bool) -> Result<Option<u32>> {
         if running == 0 {
-            if self.interrupts.is_asked() {
+            if self.is_interrupted() {
                 fail!(Interrupted, "interrupted between two decodes");
             }
             if self.is_ahead() {

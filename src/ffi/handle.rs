@@ -34,6 +34,7 @@ const MAX_GENERATION: usize = (1 << GENERATION_BITS) - 1;
 pub(super) enum Kind {
     Model = 1,
     Session = 3,
+    Group = 5,
     TextStream = 7,
     Event = 9,
     Load = 11,
@@ -46,6 +47,7 @@ impl Kind {
         match self {
             Kind::Model => "model",
             Kind::Session => "session",
+            Kind::Group => "group",
             Kind::TextStream => "text stream",
             Kind::Event => "event",
             Kind::Load => "load",

@@ -22,6 +22,8 @@ mod device;
 
 mod supported;
 
+mod group;
+
 mod model;
 
 mod source;
@@ -83,6 +85,7 @@ pub use estimate::*;
 pub use event::*;
 pub use generate::*;
 pub use grammar::*;
+pub use group::*;
 pub use load::*;
 pub use log::*;
 pub use metadata::*;

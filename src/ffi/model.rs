@@ -6,6 +6,7 @@ use super::boundary::{
 use super::chain::{ember_cuda_model_options, read_chain};
 use super::error::{copy_text, ember_error, ember_status};
 use super::forked;
+use super::group::{ember_group, group};
 use super::handle::{Kind, Table};
 use super::log::{ember_log_fn, model_log};
 use crate::backend::{LoadOptions, MAX_BATCH, MAX_SPLIT, Placement, Share};
@@ -161,6 +162,9 @@ pub struct ember_model_options {
     /// Pieces of prompts of at least 256 tokens are evaluated on the GPU alone, which keeps room for the experts of one layer. If
     /// `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
     pub cpu_expert_layers: u32,
+    /// NULL, or this rank's place in a group of processes that have the model together (`ember_group`). `device` is the GPU of this
+    /// rank, and `devices` is NULL. The load waits until all ranks load the model. It does not take over the handle.
+    pub group: *const ember_group,
 }
 
 /// Flags of `ember_model_options`, to be or-ed.
@@ -176,7 +180,7 @@ pub enum ember_model_flags {
     EMBER_MODEL_DRAFT_HEADS = 2,
 }
 
-// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64, five words and two u32 have no padding; zero is a value of each
+// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64, five words, two u32 and a pointer have no padding; zero is a value of each
 // (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
@@ -236,6 +240,7 @@ impl ember_model_options {
             log,
             split,
             by_tensors,
+            group: group(self.group)?,
             nccl: false,
             host_experts: self.cpu_expert_layers as usize,
             draft_heads: self.flags & draft_heads != 0,
@@ -357,7 +362,7 @@ unsafe impl Sized32 for ember_model_details {
 /// A model whose tokenizer is not supported is loaded anyway; text functions then return `EMBER_UNSUPPORTED`.
 ///
 /// Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's
-/// value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
+/// value); `EMBER_INVALID_HANDLE` (`group`); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
 /// `EMBER_IO`; `EMBER_UNKNOWN_FORMAT`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
 /// `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
 /// `EMBER_OUT_OF_MEMORY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`; `EMBER_CANCELLED`. The message names

@@ -99,6 +99,8 @@ static const ember_model_options *model_options(World &w, ember_model_options &o
         if (w.random.chance(20)) o.flags = wild ? uint32_t(w.random.below(8)) : uint32_t(w.random.below(4));
         if (w.random.chance(20)) o.thread_priority = wild ? int32_t(w.random.next()) : -int32_t(w.random.below(3));
         if (w.random.chance(20)) o.cpu_expert_layers = uint32_t(w.random.next());
+        /* Of a CPU, which has no share of each layer. */
+        if (!w.groups.empty() && w.random.chance(5)) o.group = w.random.of(w.groups);
         if (w.random.chance(20)) o.cpus = CPUS, o.cpu_count = wild ? 3 : 2;
         if (w.random.chance(15)) {
             o.devices = DEVICES, o.device_count = 1 + w.random.below(wild ? 17 : 3);
@@ -177,6 +179,59 @@ void free_event(World &w) {
     if (w.call("ember_event_free", "", {EMBER_OK}, [&](ember_error *) { return ember_event_free(event); }, false) == EMBER_OK && own) {
         w.freed.push_back(uintptr_t(event));
         w.events.erase(w.events.begin() + long(i));
+    }
+}
+
+/* --- groups --- */
+
+static ember_group *group_of(World &w) {
+    if (w.groups.empty() || w.random.chance(10)) return w.bad_handle<ember_group>(w.any_session_handle());
+    return w.random.of(w.groups);
+}
+
+void create_group(World &w) {
+    if (w.groups.size() > 5) return;
+    static const char *ADDRESSES[] = {"127.0.0.1", "127.0.0.1:0", "0.0.0.0", "nowhere", "", "300.1.1.1", "\xff\xfe"};
+    ember_group_options o;
+    const char *address = w.random.of(std::vector<const char *>(ADDRESSES, ADDRESSES + 7));
+    const string id = w.random.chance(80) ? w.group_id : w.random.chance(50) ? "emberlm-1/2/00/127.0.0.1:1" : string(40, char(w.random.next()));
+    auto *options = w.options<ember_group_options>(o, [&](ember_group_options &o) {
+        o.rank = uint32_t(w.random.below(3)), o.rank_count = uint32_t(w.random.chance(80) ? 2 : w.random.below(12));
+        if (w.random.chance(30)) o.timeout_ms = uint32_t(w.random.next());
+        if (w.random.chance(o.rank ? 10 : 40)) o.address = address, o.address_len = strlen(address);
+        if (w.random.chance(o.rank ? 90 : 10)) o.id = id.data(), o.id_len = id.size();
+    });
+    /* Without a number of ranks there is no group. */
+    if (!options) w.must_fail = true;
+    std::shared_ptr<Buffer<ember_group *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_group_create", "", {}, [&](ember_error *e) { return ember_group_create(options, place, e); }) != EMBER_OK) return;
+    w.groups.push_back(*place);
+    char text[128];
+    size_t len = 0;
+    if (ember_group_id(*place, text, sizeof text, &len, nullptr) || !len) failed("a group has no id");
+    w.group_id.assign(text, len);
+}
+
+void group_id(World &w) {
+    auto *group = group_of(w);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    size_t n = w.random.below(200);
+    auto *place = w.array(text, n);
+    auto *len = w.out(count, true);
+    auto status = w.call("ember_group_id", "", {}, [&](ember_error *e) { return ember_group_id(group, place, n, len, e); });
+    if (status == EMBER_BUFFER_TOO_SMALL && *len <= n) failed("an id of %zu bytes does not fit into %zu", *len, n);
+}
+
+void free_group(World &w) {
+    bool own = w.groups.size() > 2;
+    size_t i = own ? w.random.below(w.groups.size()) : 0;
+    ember_group *group = own ? w.groups[i] : w.bad_handle<ember_group>(w.any_session_handle());
+    if (!own && !group) w.must_fail = false;
+    if (w.call("ember_group_free", "", {EMBER_OK}, [&](ember_error *) { return ember_group_free(group); }, false) == EMBER_OK && own) {
+        w.freed.push_back(uintptr_t(group));
+        w.groups.erase(w.groups.begin() + long(i));
     }
 }
 

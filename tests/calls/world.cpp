@@ -303,6 +303,8 @@ void World::free_all() {
         if (ember_text_stream_free(s)) failed("a text stream cannot be freed");
     for (auto *e : events)
         if (ember_event_free(e)) failed("an event cannot be freed");
+    for (auto *g : groups)
+        if (ember_group_free(g)) failed("a group cannot be freed");
     for (auto *l : loads)
         if (ember_load_free(l)) failed("a load cannot be freed");
     for (auto *a : adapters)

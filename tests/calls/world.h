@@ -143,6 +143,9 @@ class World {
     std::vector<std::unique_ptr<Session>> sessions;
     std::vector<ember_text_stream *> streams;
     std::vector<ember_event *> events;
+    std::vector<ember_group *> groups;
+    /* An id of the last rank 0. */
+    std::string group_id;
     std::vector<ember_load *> loads;
     std::vector<ember_embedder *> embedders;
     std::vector<ember_adapter *> adapters;

@@ -12,6 +12,7 @@ mod families;
 mod faults;
 mod files;
 mod gpu;
+mod group;
 mod heads;
 mod host_experts;
 mod kernels_attention;
@@ -62,6 +63,7 @@ fn main() {
     parts::tests(&mut tests);
     ranks::tests(&mut tests);
     nccl::tests(&mut tests);
+    group::tests(&mut tests);
     host_experts::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
@@ -72,7 +74,7 @@ fn main() {
     files::tests(&mut tests);
     let alone = missing.is_none() && ranks::gpus().len() < 2;
     if alone {
-        for group in ["ranks::", "nccl::"] {
+        for group in ["ranks::", "nccl::", "group::"] {
             let ranks = tests.iter().filter(|(name, _)| name.starts_with(group));
             ranks.for_each(|(name, _)| eprintln!("ignored, as there is one GPU: {name}"));
             arguments.skip.push(group.into());

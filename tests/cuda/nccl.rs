@@ -42,10 +42,10 @@ pub fn tests(tests: &mut Tests) {
 }
 
 /// What has calls of the library that stands in for NCCL fail.
-type Fault = unsafe extern "C" fn(*const std::ffi::c_char, i32);
+pub type Fault = unsafe extern "C" fn(*const std::ffi::c_char, i32);
 
 /// That, if it stands in.
-fn fault() -> Option<Fault> {
+pub fn fault() -> Option<Fault> {
     library().ok()?;
     // SAFETY: the library is open already; the function has this type (tests/driver/nccl.c).
     unsafe {

@@ -1126,6 +1126,48 @@ static ember_status call_event_free(ember_error *e) {
     event = NULL;
     return ember_event_free(old);
 }
+static ember_group *first_rank;
+static ember_status call_group(ember_error *e) {
+    ember_group_options o = {0};
+    o.struct_size = sizeof o;
+    o.rank_count = 2;
+    return ember_group_create(&o, &first_rank, e);
+}
+static void group_created(void) { OK(call_group(&err)); }
+static ember_status call_group_id(ember_error *e) { return ember_group_id(first_rank, text, sizeof text, &count, e); }
+static uint64_t look_group(void) {
+    OK(call_group_id(&err));
+    return count > 0;
+}
+static void clean_group(void) {
+    ember_group_free(first_rank);
+    first_rank = NULL;
+}
+static ember_status call_group_free(ember_error *e) {
+    ember_group *old = first_rank;
+    (void)e;
+    first_rank = NULL;
+    return ember_group_free(old);
+}
+static ember_group *second_rank;
+static ember_status call_join(ember_error *e) {
+    ember_group_options o = {0};
+    o.struct_size = sizeof o;
+    o.rank = 1;
+    o.rank_count = 2;
+    o.id = text;
+    o.id_len = count;
+    return ember_group_create(&o, &second_rank, e);
+}
+static void prepare_join(void) {
+    group_created();
+    OK(call_group_id(&err));
+}
+static void clean_join(void) {
+    ember_group_free(second_rank);
+    second_rank = NULL;
+    clean_group();
+}
 static ember_status call_set_event(ember_error *e) { return ember_session_set_event(session, event, e); }
 static ember_status call_session_model(ember_error *e) { return ember_session_model(session, &second_model, e); }
 static uint64_t result_session_model(void) { return goes_on(session, works(second_model)); }
@@ -1407,6 +1449,10 @@ const memory_case CASES[] = {
     {"ember_event_handle", "an event's", event_created, call_event_handle, look_event, NULL, clean_event, 0, 0, 1},
     {"ember_event_clear", "an event", event_created, call_event_clear, look_event, NULL, clean_event, 0, 0, 1},
     {"ember_event_free", "an event", event_created, call_event_free, NULL, NULL, clean_event, 0, 0, 1},
+    {"ember_group_create", "rank 0", NULL, call_group, NULL, look_group, clean_group, 0, 0, 0},
+    {"ember_group_create", "another rank", prepare_join, call_join, NULL, NULL, clean_join, 0, 0, 0},
+    {"ember_group_id", "a group's", group_created, call_group_id, NULL, NULL, clean_group, 0, 0, 1},
+    {"ember_group_free", "a group", group_created, call_group_free, NULL, NULL, clean_group, 0, 0, 1},
     {"ember_session_set_event", "a session's", session_and_event, call_set_event, look_session, result_session, clean_session_and_event, 0, 0, 0},
     {"ember_session_model", "a session's", prompted, call_session_model, look_session, result_session_model, clean_session_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "first of a model", prepare_first_batch, call_batch_start, look_several, result_batch_started, clean_several_and_model, 0, 0, 0},

@@ -298,6 +298,19 @@ internal static class Test
     [System.Runtime.CompilerServices.MethodImpl(System.Runtime.CompilerServices.MethodImplOptions.NoInlining)]
     private static IntPtr Lose() => new Session(model).Handle.DangerousGetHandle();
 
+    private static void Groups()
+    {
+        using (var first = new Group(0, 2, timeoutMs: 500))
+        using (var second = new Group(1, 2, first.Id))
+        {
+            Equal(second.Id, first.Id, "ranks of a group have one id");
+            Fails(Status.InvalidArgument, () => new Group(2, 2, first.Id), "a rank that cannot be");
+            Fails(Status.InvalidArgument, () => new Group(0, 2, address: "0.0.0.0"), "an address of all");
+            Fails(Status.Unsupported, () => Model.Load(path, new ModelOptions { Group = first }), "a share of each layer on a CPU");
+            Fails(Status.InvalidArgument, () => Model.Load(path, new ModelOptions { Group = first }), "a group that was used");
+        }
+    }
+
     private static void Started()
     {
         using (var ready = new Event())
@@ -439,7 +452,7 @@ internal static class Test
             model = Model.Load(path);
             prompt = model.Tokenize(reference["story"]);
             greedy = Numbers("greedy_tokens");
-            foreach (var test in new Action[] { Facts, Sources, Answers, ChatAndGrammar, States, Started, Lives, Threads }) test();
+            foreach (var test in new Action[] { Facts, Sources, Answers, ChatAndGrammar, States, Groups, Started, Lives, Threads }) test();
         }
         catch (Exception error)
         {

@@ -272,6 +272,19 @@ test('closed handles and the garbage collector', async () => {
   assert.ok(lost.some((raw) => position(raw, [0], null) === C.EMBER_INVALID_HANDLE));
 });
 
+test('groups', async () => {
+  const fails = (run, status) => assert.throws(run, (error) => error.code === status);
+  const first = new ember.Group({ rank: 0, rankCount: 2, timeoutMs: 500 });
+  const second = new ember.Group({ rank: 1, rankCount: 2, id: first.id });
+  assert.equal(second.id, first.id);
+  fails(() => new ember.Group({ rank: 2, rankCount: 2, id: first.id }), 'EMBER_INVALID_ARGUMENT');
+  fails(() => new ember.Group({ rank: 0, rankCount: 2, address: '0.0.0.0' }), 'EMBER_INVALID_ARGUMENT');
+  // A CPU has no share of each layer.
+  for (const code of ['EMBER_UNSUPPORTED', 'EMBER_INVALID_ARGUMENT']) await assert.rejects(ember.Model.load(MODEL, { group: first }), { code });
+  first.close();
+  second.close();
+});
+
 test('loads, generations and batches that were started', async () => {
   const event = new ember.Event();
   assert.ok(event.handle >= 0);

@@ -33,6 +33,7 @@ from ._core import (
     Embedder,
     Event,
     Generated,
+    Group,
     Interrupt,
     Load,
     Logprobs,
@@ -60,7 +61,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NO_TOKEN", "Adapter", "Capability", "DeviceKind", "DraftSource", "DryBreaker", "Embedder", "EmberError", "Event", "Files", "GenerateEnd", "Generated",
-    "GrammarKind", "Interrupt", "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Normalize", "Pooling", "Sampling", "Session", "Speculation", "Split",
+    "GrammarKind", "Group", "Interrupt", "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Normalize", "Pooling", "Sampling", "Session", "Speculation", "Split",
     "StateKind", "Status", "TextStream", "Token", "VersionError", "Weights", "conversation", "decode_batch", "decode_batch_start", "decode_each",
     "devices", "estimate", "set_log", "state_info", "supported", "version",
 ]  # fmt: skip

@@ -252,10 +252,11 @@ class Speculation:
 def _model_options(
     device: int, threads: int, weights: int, files: int, memory_limit: int = 0, session_memory_limit: int = 0,
     devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = 0, cpu_expert_layers: int = 0,
-    draft_heads: bool = False,
+    draft_heads: bool = False, group: Group | None = None,
 ) -> Any:  # fmt: skip
     c = sized(_abi.ember_model_options)
     c.flags = _abi.ModelFlags.DRAFT_HEADS if draft_heads else 0
+    c.group = group._raw if group is not None else None
     c.device, c.threads, c.weights, c.files, c.split = device, threads, weights, files, split
     c.memory_limit, c.session_memory_limit, c.cpu_expert_layers = memory_limit, session_memory_limit, cpu_expert_layers
     if devices:
@@ -372,6 +373,28 @@ class Event(_Handle):
         call(lib.ember_event_clear, self._raw)
 
 
+class Group(_Handle):
+    """A rank's place in a group of processes that have one model together, each a share of every layer on its GPU; all make the same calls."""
+
+    def __init__(self, rank: int, rank_count: int, id: str | None = None, *, address: str = "", timeout_ms: int = 0) -> None:
+        """Rank 0 listens on the IP address `address`, this machine alone without one, and has the id that the others need."""
+        options, raw = sized(_abi.ember_group_options), ctypes.c_void_p()
+        options.rank, options.rank_count, options.timeout_ms = rank, rank_count, timeout_ms
+        options.address, options.address_len = address.encode() or None, len(address.encode())
+        if id is not None:
+            options.id, options.id_len = id.encode(), len(id.encode())
+        call(lib.ember_group_create, ctypes.byref(options), ctypes.byref(raw))
+        self._own(raw.value or 0, lib.ember_group_free)
+
+    def __enter__(self) -> Group:
+        return self
+
+    @property
+    def id(self) -> str:
+        """What the other ranks need to join: a secret."""
+        return text(lib.ember_group_id, self._raw).decode()
+
+
 class Load(_Handle):
     """A load in the background. close() waits for a load that is still running, which it cancels."""
 
@@ -408,15 +431,15 @@ class Model(_Handle):
         self, path: Path, *, device: int = 0, threads: int = 0, weights: int = _abi.Weights.KEEP, files: int = _abi.Files.MAPPED,
         progress: Callable[[float], bool | None] | None = None, memory_limit: int = 0, session_memory_limit: int = 0,
         devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = _abi.Split.LAYERS,
-        cpu_expert_layers: int = 0, draft_heads: bool = False,
+        cpu_expert_layers: int = 0, draft_heads: bool = False, group: Group | None = None,
     ) -> None:  # fmt: skip
         """`progress` hears how far the load is, from 0 to 1; False ends it with Status.CANCELLED. The limits are bytes: of a GPU's
         memory for the model, and of the device's for all its sessions. `devices` share the layers, `device_layers` on each, or by
         the GPUs' memory; with Split.TENSORS, they share each layer. The experts of `cpu_expert_layers` of a model on a GPU stay on the
-        CPU; 0xffffffff for all. `draft_heads` loads the model's own heads for DraftSource.HEADS."""
+        CPU; 0xffffffff for all. `draft_heads` loads the model's own heads for DraftSource.HEADS. With `group`, this is one rank's share of the model."""
         encoded = _encode(path)
         shares = (devices, device_layers, split, cpu_expert_layers)
-        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit, *shares, draft_heads)
+        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit, *shares, draft_heads, group)
         self._load(progress, options, lib.ember_model_load, encoded, len(encoded))
 
     def _load(self, progress: Callable[[float], bool | None] | None, options: Any, function: Any, *arguments: Any,

@@ -288,6 +288,16 @@ class Answers(Case):
             self.assertFalse(words.stopped)
             self.assertEqual(words.push(reference_tokens("json_tokens")) + words.finish(), REFERENCE["json_text"])
 
+    def test_groups(self) -> None:
+        with emberlm.Group(0, 2, timeout_ms=500) as first, emberlm.Group(1, 2, first.id) as second:
+            self.assertIn("/2/", first.id)
+            self.assertEqual(second.id, first.id)
+            self.assert_status(Status.INVALID_ARGUMENT, lambda: emberlm.Group(2, 2, first.id))
+            self.assert_status(Status.INVALID_ARGUMENT, lambda: emberlm.Group(0, 2, address="0.0.0.0"))
+            # A CPU has no share of each layer.
+            self.assert_status(Status.UNSUPPORTED, lambda: emberlm.Model(os.environ["EMBERLM_MODEL"], group=first))
+            self.assert_status(Status.INVALID_ARGUMENT, lambda: emberlm.Model(os.environ["EMBERLM_MODEL"], group=first))
+
     def test_started(self) -> None:
         with self.model.session() as session:
             session.prefill_start(self.prompt)

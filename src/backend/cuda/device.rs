@@ -10,6 +10,7 @@ use super::sampling::SamplingState;
 use super::state::KvPlan;
 use super::step::StepBuffers;
 use super::weights::CudaWeights;
+use crate::backend::group::Meeting;
 use crate::backend::{
     Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, MAX_BATCH, Progress,
     RankedWeights, RunnerOptions, Weights,
@@ -187,6 +188,19 @@ impl Backend for CudaBackend {
         progress: &mut Progress<'_>,
     ) -> Result<RankedWeights> {
         let (ranks, group) = CudaWeights::load_ranks(indices, network, options, progress)?;
+        let ranks = ranks.into_iter().map(|weights| weights as Arc<dyn Weights>);
+        Ok((ranks.collect(), group))
+    }
+
+    fn load_rank(
+        &self,
+        index: usize,
+        network: &Network,
+        (meeting, options): (&Arc<Meeting>, &LoadOptions),
+        progress: &mut Progress<'_>,
+    ) -> Result<RankedWeights> {
+        let both = (meeting, options);
+        let (ranks, group) = CudaWeights::load_rank(index, network, both, progress)?;
         let ranks = ranks.into_iter().map(|weights| weights as Arc<dyn Weights>);
         Ok((ranks.collect(), group))
     }

@@ -8,6 +8,7 @@ use super::gate::Gate;
 use super::hidden::StateRing;
 use super::host_layers::{Guests, HOST_CHUNK};
 use super::kernels::Kernels;
+use super::nccl::library;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
 use super::ranks::{Cut, Link, Meeting};
@@ -16,6 +17,7 @@ use super::runner::{CudaRunner, MAX_ROWS};
 use super::state::Staging;
 use super::upload::upload;
 use crate::backend::embedder::NO_SESSIONS;
+use crate::backend::group;
 use crate::backend::row::{Front, Parts, RowWork, submit_parts};
 use crate::backend::{
     Embedder, EmbedderOptions, HiddenStates, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH,
@@ -171,6 +173,37 @@ impl CudaWeights {
             weights.link = Some(link);
         }
         Ok((ranks.into_iter().map(Arc::new).collect(), group))
+    }
+
+    /// Brings a rank of a network onto a device; the others are loaded by themselves at the same time, and are met already.
+    ///
+    /// Errors: as for [`CudaWeights::load_ranks`]; `DeviceLost` where another rank does not come, or its own error where one fails.
+    pub fn load_rank(
+        index: usize,
+        network: &Network,
+        (meeting, options): (&Arc<group::Meeting>, &LoadOptions),
+        progress: &mut Progress<'_>,
+    ) -> Result<LoadedRanks> {
+        library()?;
+        let cut = Cut::of(network, meeting.rank());
+        let share = network.rank(cut.rank)?;
+        let context = match options.cuda_context {
+            0 => Context::new(index)?,
+            raw => Context::shared(index, raw)?,
+        };
+        let account = Account::new(options.memory_limit, "memory_limit");
+        let of_model = context.charging(account)?;
+        let account = Account::new(options.session_memory_limit, "session_memory_limit");
+        let of_sessions = of_model.charging(account)?;
+        // What is left is the wait for the others.
+        const LOADED: f32 = 0.99;
+        let mut weights =
+            CudaWeights::load_charging(&of_model, (of_sessions, None), &share, &mut |done| {
+                progress(done * LOADED)
+            })?;
+        let (link, ranks) = Link::apart(&of_model, &cut, meeting, &mut || progress(LOADED))?;
+        weights.link = Some(link);
+        Ok((vec![Arc::new(weights)], ranks))
     }
 
     /// The same with an opened device.

@@ -3,6 +3,7 @@
 use super::weights::{PartsWeights, Streams};
 use super::{pipeline, ranks};
 use crate::backend::driver::Driven;
+use crate::backend::group::History;
 use crate::backend::{KvType, Mark, MaskSource, Outcome, Residual, Row, Runner, Want, When};
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling};
 use crate::error::{Result, fail};
@@ -29,6 +30,8 @@ pub(super) struct Core {
     pub logprob_boxes: LogprobBoxes,
     /// Element type of the caches.
     pub kv_type: KvType,
+    /// What stands for its tokens, where ranks that are apart compare them.
+    history: Option<History>,
     /// What all parts add to their products.
     pub adapters: Option<Arc<AdapterSet>>,
 }
@@ -49,6 +52,7 @@ impl Core {
     ) -> Result<Core> {
         let own = Streams::new(weights.hidden())?;
         let words = weights.n_vocab().div_ceil(32);
+        let history = weights.are_apart().then(History::default);
         let core = Core {
             weights,
             parts,
@@ -58,11 +62,42 @@ impl Core {
             started: Vec::new(),
             mask: crate::error::try_vec(words, 0u32, "mask of a choice")?,
             progress: Arc::default(),
+            history,
             logprob_boxes: LogprobBoxes::new(),
             adapters: None,
         };
         core.progress.store(core.len(), Relaxed);
         Ok(core)
+    }
+
+    /// What the other one has of its tokens: they have the same.
+    pub fn remember(&mut self, other: &Core) {
+        self.history = other.history.clone();
+    }
+
+    /// The position and what stands for the tokens before it.
+    pub fn context_mark(&self) -> (usize, u64) {
+        let len = self.len();
+        (
+            len,
+            self.history.as_ref().map_or(0, |history| history.at(len)),
+        )
+    }
+
+    /// Notes tokens that are behind the last ones now, for which there is room.
+    pub fn history_append(&mut self, tokens: &[u32]) {
+        if let Some(history) = &mut self.history {
+            history.append(tokens);
+        }
+    }
+
+    /// Room for so many more tokens in all parts.
+    pub fn reserve(&mut self, tokens: usize) -> Result<()> {
+        if let Some(history) = &mut self.history {
+            history.reserve(tokens)?;
+        }
+        let mut parts = self.parts.iter_mut();
+        parts.try_for_each(|part| part.reserve_tokens(tokens))
     }
 
     /// Positions in the state.
@@ -133,7 +168,11 @@ impl Core {
                 break;
             }
         }
-        self.progress.store(self.len(), Relaxed);
+        let len = self.len();
+        if let Some(history) = &mut self.history {
+            history.truncate(len);
+        }
+        self.progress.store(len, Relaxed);
     }
 
     /// Has all parts evaluate a token, some drafts or none, and the last one do what is wanted. Its outcomes are to be polled.
@@ -361,6 +400,10 @@ impl Driven for Core {
 
     fn started(&mut self) -> &mut Vec<u32> {
         &mut self.started
+    }
+
+    fn answers_interrupts(&self) -> bool {
+        self.weights.are_apart()
     }
 
     fn evaluate(&mut self, tokens: &[u32], interrupt: &Arc<AtomicBool>) -> Result<Done> {

@@ -1,18 +1,20 @@
 //! Parts that have a share of every layer, and work at the same time: ranks. The first one has the logits and chooses.
 //!
 //! All of them have to begin a piece of work, or none: those that have begun wait for the others on their devices. So what can fail
-//! comes first, and what interrupts is asked for between pieces alone.
+//! comes first, and what interrupts is asked for between pieces alone. Ranks that are in other processes are told of that, too, and of
+//! what this one is about to do (`backend::group`): all begin the same work, or none does.
 
 use super::core::{Core, Done};
 use super::stream::{self, Stored};
 use super::weights::PartsWeights;
+use crate::backend::group::Work;
 use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
 use crate::backend::{
-    MAX_BATCH, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, StateInfo, StateSink,
-    StateSource, Want, Weights, When,
+    KvType, MAX_BATCH, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, StateInfo,
+    StateSink, StateSource, Want, Weights, When,
 };
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::model::KvShape;
 use crate::{memory, panics, threads};
 use arrayvec::ArrayVec;
@@ -25,14 +27,27 @@ const PIECE: usize = 2048;
 /// The right to work. Work of two groups that share devices would wait for each other.
 struct Turn<'a> {
     ranks: &'a dyn Ranks,
-    _lock: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'a, ()>,
 }
 
 impl<'a> Turn<'a> {
-    /// Begins work of all ranks.
-    fn begin(ranks: &'a dyn Ranks) -> Result<Turn<'a>> {
+    /// Begins work of all ranks, if all are ready for it.
+    fn begin(
+        ranks: &'a dyn Ranks,
+        ready: Result<()>,
+        work: impl FnOnce() -> Work,
+    ) -> Result<Turn<'a>> {
         static TURN: Mutex<()> = Mutex::new(());
-        let lock = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = ranks.apart().map_or(&TURN, |apart| apart.turn());
+        let lock = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        match (ranks.apart(), ready) {
+            (None, ready) => ready?,
+            (Some(apart), Ok(())) => {
+                let work = work();
+                apart.agree(memory::check().map(|()| &work))?;
+            }
+            (Some(apart), Err(e)) => apart.agree(Err(e))?,
+        }
         ranks.begin()?;
         Ok(Turn { ranks, _lock: lock })
     }
@@ -40,6 +55,18 @@ impl<'a> Turn<'a> {
     /// What the work has come to, or that a rank did not come.
     fn end<T>(self, done: Result<T>) -> Result<T> {
         self.ranks.check()?;
+        done
+    }
+
+    /// Work that others wait for has ended.
+    fn done<T>(&self, done: Result<T>) -> Result<T> {
+        // What comes of the numbers comes on all ranks.
+        let alike = |e: &Error| e.status == Status::Numeric;
+        if let (Some(apart), Err(e)) = (self.ranks.apart(), &done)
+            && !alike(e)
+        {
+            apart.fail(e);
+        }
         done
     }
 }
@@ -112,13 +139,7 @@ pub(super) fn evaluate(
 ) -> Result<()> {
     let mut rest = tokens;
     while !rest.is_empty() {
-        if interrupt.load(Ordering::Relaxed) {
-            fail!(
-                Interrupted,
-                "interrupted while evaluating {} tokens",
-                tokens.len()
-            );
-        }
+        let is_interrupted = interrupt.load(Ordering::Relaxed);
         // The last token is never alone, unless it is the only one.
         let piece = match rest.len() {
             n if n > PIECE => PIECE.min(n - 1),
@@ -130,18 +151,36 @@ pub(super) fn evaluate(
             true => want,
             false => Want::Evaluated,
         };
-        evaluate_piece(core, ranks, piece, want)?;
+        let ready = match is_interrupted {
+            true => Err(interrupted(tokens.len())),
+            false => core.reserve(piece.len()),
+        };
+        evaluate_piece(core, ranks, ready, (piece, want))?;
+        core.history_append(piece);
         core.note_progress();
     }
     Ok(())
 }
 
-fn evaluate_piece(core: &mut Core, ranks: &dyn Ranks, tokens: &[u32], want: Want) -> Result<()> {
+fn kv_name(kv_type: KvType) -> String {
+    format!("{kv_type:?}")
+}
+
+fn interrupted(tokens: usize) -> Error {
+    let message = format!("interrupted while evaluating {tokens} tokens");
+    Error::new(Status::Interrupted, message)
+}
+
+fn evaluate_piece(
+    core: &mut Core,
+    ranks: &dyn Ranks,
+    ready: Result<()>,
+    (tokens, want): (&[u32], Want),
+) -> Result<()> {
     let weights = core.weights.clone();
-    let mut parts = core.parts.iter_mut();
-    parts.try_for_each(|part| part.reserve_tokens(tokens.len()))?;
+    let (context, kv_type) = (core.context_mark(), core.kv_type);
     let parts: Vec<Mutex<&mut Box<dyn Runner>>> = core.parts.iter_mut().map(Mutex::new).collect();
-    memory::check()?;
+    let ready = ready.and_then(|()| memory::check());
     let never = Arc::new(AtomicBool::new(false));
     let work = |rank: usize| {
         let mut runner = parts[rank].lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,8 +196,11 @@ fn evaluate_piece(core: &mut Core, ranks: &dyn Ranks, tokens: &[u32], want: Want
         submitted.map_err(|e| e.error)?;
         runner.poll(true).map(drop)
     };
-    let turn = Turn::begin(ranks)?;
-    let done = all_ranks(&weights, parts.len(), &work, || work(0));
+    let turn = Turn::begin(ranks, ready, || {
+        let what = Work::new("a prompt").said("the type of the KV cache", kv_name(kv_type));
+        what.row(context, tokens, &want)
+    })?;
+    let done = turn.done(all_ranks(&weights, parts.len(), &work, || work(0)));
     turn.end(done)
 }
 
@@ -170,24 +212,28 @@ pub(super) fn choose(
     mask: Option<&mut MaskSource<'_>>,
     interrupt: &Arc<AtomicBool>,
 ) -> Result<(Done, u32)> {
-    if interrupt.load(Ordering::Relaxed) {
-        fail!(Interrupted, "interrupted before the step");
-    }
-    let mut parts = core.parts.iter_mut();
-    parts.try_for_each(|part| part.reserve_tokens(tokens.len()))?;
-    let turn = Turn::begin(ranks)?;
-    let chosen = follow_and_choose(core, (tokens, want), mask, interrupt);
+    let ready = match interrupt.load(Ordering::Relaxed) {
+        true => Err(Error::new(Status::Interrupted, BEFORE_STEP)),
+        false => core.reserve(tokens.len()),
+    };
+    let turn = Turn::begin(ranks, ready, || {
+        let what = Work::new("a step").said("the type of the KV cache", kv_name(core.kv_type));
+        what.row(core.context_mark(), tokens, &want)
+    })?;
+    let chosen = turn.done(follow(core, tokens)).and_then(|()| {
+        core.history_append(tokens);
+        choose_behind(core, want, mask, interrupt)
+    });
     // The choice waits for the ranks, and they for each other.
     let chosen = chosen.and_then(|()| core.chosen());
     turn.end(chosen)
 }
 
-fn follow_and_choose(
-    core: &mut Core,
-    (tokens, want): (&[u32], Want),
-    mask: Option<&mut MaskSource<'_>>,
-    interrupt: &Arc<AtomicBool>,
-) -> Result<()> {
+/// What is said about an interrupt that comes before a step.
+const BEFORE_STEP: &str = "interrupted before the step";
+
+/// Has all ranks append a token, if there is one.
+fn follow(core: &mut Core, tokens: &[u32]) -> Result<()> {
     if let [token] = tokens {
         let mut begun = Ok(());
         let mut count = 0;
@@ -205,6 +251,16 @@ fn follow_and_choose(
         }
         begun?;
     }
+    Ok(())
+}
+
+/// Has the first one choose.
+fn choose_behind(
+    core: &mut Core,
+    want: Want,
+    mask: Option<&mut MaskSource<'_>>,
+    interrupt: &Arc<AtomicBool>,
+) -> Result<()> {
     let weights = core.weights.clone();
     let row = Row {
         runner: core.speaker()?,
@@ -226,14 +282,14 @@ pub(super) fn step(
     cores: &mut [&mut Core],
     works: &mut [&mut RowWork<'_>],
 ) -> RowResult<()> {
-    for (i, (core, work)) in cores.iter_mut().zip(works.iter()).enumerate() {
-        let mut parts = core.parts.iter_mut();
-        let reserved = parts.try_for_each(|part| part.reserve_tokens(1));
-        reserved.map_err(|e| RowError::of(i, e))?;
-        if work.interrupt.load(Ordering::Relaxed) {
-            let message = "interrupted before the step";
-            let e = Error::new(crate::Status::Interrupted, message);
-            return Err(RowError::of(i, e));
+    let ready = ready_for_step(cores, works);
+    let failed = ready.as_ref().err().and_then(|e| e.row);
+    let mut what = Work::new("a step of several sessions").said("their number", cores.len());
+    if ranks.apart().is_some() {
+        for (core, work) in cores.iter().zip(works.iter()) {
+            let token = &work.tokens[work.tokens.len() - 1..];
+            what = what.said("the type of the KV cache", kv_name(core.kv_type));
+            what = what.row(core.context_mark(), token, &work.want);
         }
     }
     let n = weights.parts().len();
@@ -261,7 +317,7 @@ pub(super) fn step(
         }
     }
     let others: Vec<_> = others.into_iter().map(Mutex::new).collect();
-    memory::check()?;
+    let ready = ready.map_err(|e| e.error).and_then(|()| memory::check());
     let follow = |rank: usize| {
         let mut runners = others[rank - 1]
             .lock()
@@ -283,14 +339,33 @@ pub(super) fn step(
         rows.try_for_each(|row| row.runner.poll(true).map(drop))
     };
     let mut stepped = Ok(());
-    let turn = Turn::begin(ranks)?;
+    let begun = Turn::begin(ranks, ready, || what);
+    let turn = begun.map_err(|error| RowError { row: failed, error })?;
     let done = all_ranks(weights, n, &follow, || {
         stepped = weights.parts()[0].submit(&mut first, When::Now);
         stepped.clone().map_err(|e| e.error)
     });
+    let done = turn.done(done);
     turn.end(done.clone())?;
     stepped?;
-    Ok(done?)
+    done?;
+    drop((first, others));
+    for (core, token) in cores.iter_mut().zip(&tokens) {
+        core.history_append(token);
+    }
+    Ok(())
+}
+
+/// Room for a token of each session. Errors: also an interrupt.
+fn ready_for_step(cores: &mut [&mut Core], works: &[&mut RowWork<'_>]) -> RowResult<()> {
+    for (i, (core, work)) in cores.iter_mut().zip(works).enumerate() {
+        core.reserve(1).map_err(|e| RowError::of(i, e))?;
+        if work.interrupt.load(Ordering::Relaxed) {
+            let e = Error::new(Status::Interrupted, BEFORE_STEP);
+            return Err(RowError::of(i, e));
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of a plane of a rank's layer.
@@ -315,9 +390,21 @@ fn alike(weights: &PartsWeights, layer: usize) -> usize {
     (all / heads(weights.kv_layers()).max(1)).max(1)
 }
 
+/// `Unsupported` where other processes have most of a state.
+fn check_states(weights: &PartsWeights) -> Result<()> {
+    if weights.are_apart() {
+        fail!(
+            Unsupported,
+            "sessions of a model whose other parts are in a group are not saved, restored or evicted"
+        );
+    }
+    Ok(())
+}
+
 /// Writes the state to a stream, the one that a single device writes: of each plane, the heads of all ranks.
 pub(super) fn save(core: &mut Core, sink: &mut dyn StateSink) -> Result<()> {
     let weights = core.weights.clone();
+    check_states(&weights)?;
     let n_vocab = weights.n_vocab();
     let mut stored = stream::stored(core)?;
     let Some(first) = stored.first_mut() else {
@@ -360,6 +447,7 @@ pub(super) fn load(
     source: &mut dyn StateSource,
 ) -> Result<()> {
     let weights = core.weights.clone();
+    check_states(&weights)?;
     let n_vocab = weights.n_vocab();
     let layout = StateLayout::new(weights.kv_layers(), info, n_vocab)?;
     let mut stored = Vec::new();

@@ -261,6 +261,7 @@ impl Runner for PartsRunner {
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let mut other = Core::new(core.weights.clone(), parts, (core.context, core.kv_type))?;
         other.adapters = core.adapters.clone();
+        other.remember(&core);
         Ok(Box::new(PartsRunner::new(other)))
     }
 }

@@ -168,6 +168,11 @@ impl PartsWeights {
         self.ranks.as_deref()
     }
 
+    /// Whether other parts are loaded by themselves.
+    pub(super) fn are_apart(&self) -> bool {
+        self.ranks().is_some_and(|ranks| ranks.apart().is_some())
+    }
+
     /// The part that has the logits.
     pub(super) fn speaker(&self) -> usize {
         match self.ranks {
@@ -517,6 +522,10 @@ impl Weights for PartsWeights {
         let least = self.parts.iter().map(|part| part.max_drafts()).min();
         let least = least.filter(|_| !recurs);
         least.filter(|_| self.devices == Devices::Cpus).unwrap_or(0)
+    }
+
+    fn answers_interrupts(&self) -> bool {
+        self.are_apart()
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

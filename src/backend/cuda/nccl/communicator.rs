@@ -8,6 +8,7 @@ use super::library::{
     Config, FLOAT32, ID_BYTES, IN_PROGRESS, Library, RawCommunicator, RawId, SUCCESS, library,
 };
 use crate::backend::cuda::driver::{Context, Stream};
+use crate::backend::group::Meeting;
 use crate::error::{Error, Result, Status, fail};
 use crate::model::Rank;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -41,6 +42,8 @@ pub struct Communicator {
     turn: Mutex<()>,
     /// Who aborts it.
     watch: OnceLock<Weak<dyn Abort>>,
+    /// How it learns that ranks of other processes are gone.
+    meeting: Option<Arc<Meeting>>,
 }
 
 struct State {
@@ -72,6 +75,16 @@ impl Communicator {
         rank: Rank,
         patience: Duration,
     ) -> Result<Arc<Communicator>> {
+        Communicator::begin_among(context, id, (rank, None), patience)
+    }
+
+    /// The same of a rank whose others may be in other processes.
+    pub fn begin_among(
+        context: &Arc<Context>,
+        id: &Id,
+        (rank, meeting): (Rank, Option<Arc<Meeting>>),
+        patience: Duration,
+    ) -> Result<Arc<Communicator>> {
         let library = library()?;
         let _current = context.enter()?;
         let mut raw = std::ptr::null_mut();
@@ -99,6 +112,7 @@ impl Communicator {
             }),
             turn: Mutex::new(()),
             watch: OnceLock::new(),
+            meeting,
         }))
     }
 
@@ -123,6 +137,11 @@ impl Communicator {
             watch.abort_soon();
         }
         Err(e)
+    }
+
+    /// It is of no use any more, for this reason. What waits on the device ends soon.
+    pub fn fail(&self, e: &Error) {
+        let _ = self.give_up::<()>(e.clone());
     }
 
     /// Whom to tell when it has failed.
@@ -153,17 +172,26 @@ impl Communicator {
                 Ok(true) => return Ok(()),
                 Ok(false) if begun.elapsed() < self.patience => {
                     // Most calls take microseconds, those that bring ranks together longer.
-                    match begun.elapsed() < Duration::from_millis(2) {
-                        true => std::hint::spin_loop(),
-                        false => std::thread::sleep(Duration::from_micros(200)),
+                    if begun.elapsed() < Duration::from_millis(2) {
+                        std::hint::spin_loop();
+                        continue;
                     }
-                    continue;
+                    std::thread::sleep(Duration::from_micros(200));
+                    match self.meet() {
+                        Ok(()) => continue,
+                        Err(e) => e,
+                    }
                 }
                 Ok(false) => Error::new(Status::DeviceLost, late(what, self.patience)),
                 Err(e) => e,
             };
             return self.give_up(failed);
         }
+    }
+
+    /// `DeviceLost` if a rank of another process is gone.
+    fn meet(&self) -> Result<()> {
+        self.meeting.as_ref().map_or(Ok(()), |m| m.check())
     }
 
     /// Waits for work on a stream that takes part in what the group does.
@@ -178,6 +206,9 @@ impl Communicator {
                 return self.give_up(Error::new(Status::DeviceLost, message));
             }
             std::thread::sleep(Duration::from_micros(100));
+            if let Err(e) = self.meet() {
+                return self.give_up(e);
+            }
         }
         self.check()
     }

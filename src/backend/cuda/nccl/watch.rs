@@ -2,10 +2,14 @@
 
 use super::communicator::{Abort, Communicator, late};
 use crate::backend::Ranks;
-use crate::error::{Result, fail};
+use crate::backend::group::Meeting;
+use crate::error::{Error, Result, fail};
 use crate::threads::{self, STACK_BYTES, Thread};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+/// While work is under way, ranks of other processes are asked for in between.
+const ASK: Duration = Duration::from_millis(50);
 
 /// Watches the work of the ranks that a process has.
 pub struct Watch {
@@ -18,6 +22,8 @@ struct Shared {
     patience: Duration,
     /// What the ranks are of.
     what: &'static str,
+    /// Where ranks of other processes are heard of.
+    meeting: Option<Arc<Meeting>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -78,8 +84,19 @@ impl Shared {
                 }
                 // Work that has begun behind it has a later deadline, of which nobody has told.
                 Some(left) => {
-                    let waited = self.changed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    let most = self.meeting.as_ref().map_or(left, |_| ASK.min(left));
+                    let waited = self.changed.wait_timeout(state, most);
+                    let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    match (&self.meeting, state.deadline) {
+                        (Some(meeting), Some(_)) => {
+                            drop(state);
+                            if let Err(e) = meeting.check() {
+                                self.communicators.iter().for_each(|c| c.fail(&e));
+                            }
+                            self.lock()
+                        }
+                        _ => state,
+                    }
                 }
             };
         }
@@ -95,10 +112,20 @@ impl Watch {
         patience: Duration,
         what: &'static str,
     ) -> Result<Watch> {
+        Watch::among(communicators, (patience, what), None)
+    }
+
+    /// The same, with ranks of other processes.
+    pub fn among(
+        communicators: Vec<Arc<Communicator>>,
+        (patience, what): (Duration, &'static str),
+        meeting: Option<Arc<Meeting>>,
+    ) -> Result<Watch> {
         let shared = Arc::new(Shared {
             communicators,
             patience,
             what,
+            meeting,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -112,6 +139,11 @@ impl Watch {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// The work is not to go on, for this reason.
+    pub fn fail(&self, e: &Error) {
+        self.shared.communicators.iter().for_each(|c| c.fail(e));
     }
 }
 

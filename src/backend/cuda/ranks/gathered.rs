@@ -19,7 +19,7 @@ const OF_WORK: u32 = 3;
 const OF_CONNECTIONS: u32 = 6;
 
 /// What is said about work that does not end.
-const WORK: &str = "work of a model that is split by tensors, by NCCL";
+pub(super) const WORK: &str = "work of a model that is split by tensors, by NCCL";
 
 /// Where a rank gathers what all have.
 pub(super) struct Gathered {
@@ -76,7 +76,7 @@ pub(super) fn all(
 
 /// Gathers as much as there will be in any work, so that NCCL makes its connections now: that takes seconds, and the ranks of a
 /// process have to do it at the same time.
-fn warm_up(ranks: &[Gathered], streams: &[Stream]) -> Result<()> {
+pub(super) fn warm_up(ranks: &[Gathered], streams: &[Stream]) -> Result<()> {
     let what = "connecting GPUs";
     let Some(first) = ranks.first() else {
         return Ok(());
@@ -113,7 +113,7 @@ impl Gathered {
         capacity(cut) * cut.rank.count as u64 * 4
     }
 
-    fn new(
+    pub(super) fn new(
         context: &Arc<Context>,
         communicator: &Arc<Communicator>,
         cut: &Cut,

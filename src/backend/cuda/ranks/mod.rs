@@ -2,8 +2,9 @@
 //! same bits.
 //!
 //! Where the GPUs reach each other's memory, they do that by themselves ([`peers`], kernels/ranks.cu). Elsewhere NCCL gathers what
-//! all have, and each adds that up ([`gathered`]), with the same bits.
+//! all have, and each adds that up ([`gathered`]), with the same bits; that is also the way of ranks in other processes ([`apart`]).
 
+mod apart;
 mod gathered;
 mod peers;
 
@@ -13,6 +14,7 @@ use super::kernels::Kernels;
 use super::nccl::library;
 use super::walk::Span;
 use crate::backend::Ranks;
+use crate::backend::group;
 use crate::error::{Result, fail};
 use crate::model::{Network, Rank};
 use std::ops::Range;
@@ -117,6 +119,8 @@ pub struct Link {
     /// Which one it is.
     pub rank: Rank,
     way: Way,
+    /// The others are in other processes, each of which chooses.
+    is_apart: bool,
 }
 
 enum Way {
@@ -144,6 +148,7 @@ impl Link {
             let links = ways.into_iter().zip(cuts).map(|(way, cut)| Link {
                 rank: cut.rank,
                 way: Way::Gathered(way),
+                is_apart: false,
             });
             return Ok((links.collect(), ranks));
         }
@@ -156,13 +161,30 @@ impl Link {
         let links = links.into_iter().zip(cuts).map(|(link, cut)| Link {
             rank: cut.rank,
             way: Way::Peers(Box::new(link)),
+            is_apart: false,
         });
         Ok((links.collect(), group))
     }
 
+    /// The link of a rank that is loaded by itself, and what it has together with the others. All ranks do this at the same time.
+    pub fn apart(
+        context: &Arc<Context>,
+        cut: &Cut,
+        meeting: &Arc<group::Meeting>,
+        stop: &mut group::Stop<'_>,
+    ) -> Result<(Link, Arc<dyn Ranks>)> {
+        let (way, ranks) = apart::rank(context, cut, meeting, stop)?;
+        let link = Link {
+            rank: cut.rank,
+            way: Way::Gathered(way),
+            is_apart: true,
+        };
+        Ok((link, ranks))
+    }
+
     /// Whether this rank has all logits, and chooses.
     pub fn chooses(&self) -> bool {
-        self.rank.index == 0
+        self.is_apart || self.rank.index == 0
     }
 
     /// Where the logits that this rank makes go, as rows of all logits, of which `own` are the ones of the step.
