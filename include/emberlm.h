@@ -2765,7 +2765,7 @@ ember_status ember_model_part_info(const struct ember_model *model,
 /**
  * Frees a model: the handle becomes invalid at once, and the memory is freed when the last session of the model is
  * freed, too. NULL is allowed and does nothing. Calls with this model that are running on other threads complete
- * normally.
+ * normally. A rank of a group waits for up to a second until the other ranks have completed their work and are freed, too.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */

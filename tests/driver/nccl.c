@@ -243,4 +243,8 @@ static int end(Communicator *c, int aborted) {
 #ifndef WITHOUT_ABORT
 int ncclCommAbort(Communicator *c) { return end(c, 1); }
 #endif
-int ncclCommDestroy(Communicator *c) { return end(c, 0); }
+/* The real one waits until the ranks of other processes are destroyed, too, or have ended. */
+int ncclCommDestroy(Communicator *c) {
+    if (!is_alone(c)) die("a rank that is destroyed waits for other processes");
+    return end(c, 0);
+}

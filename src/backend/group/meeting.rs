@@ -24,6 +24,8 @@ const GO: u8 = 3;
 const WAITING: u8 = 4;
 /// Nothing works any more, for the reason that follows.
 const LOST: u8 = 5;
+/// This rank frees its model: its work is over, and it begins no more.
+const LEAVING: u8 = 6;
 
 /// How long a message is given that is sent at an end, and an answer of rank 0 that waits for others.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
@@ -51,6 +53,8 @@ struct State {
     lines: Vec<Line>,
     /// Why nothing works any more.
     lost: Option<Error>,
+    /// The load is over, and has failed nowhere.
+    is_loaded: bool,
 }
 
 /// A rank and its group in messages.
@@ -185,7 +189,11 @@ impl Meeting {
 
     fn of(rank: Rank, patience: Duration, lines: Vec<Line>) -> Result<Meeting> {
         crate::memory::check()?;
-        let state = Mutex::new(State { lines, lost: None });
+        let state = Mutex::new(State {
+            lines,
+            lost: None,
+            is_loaded: false,
+        });
         Ok(Meeting {
             rank,
             patience,
@@ -368,6 +376,7 @@ impl Meeting {
                     let text = String::from_utf8_lossy(text).into_owned();
                     self.lose(state, lost(text))
                 }
+                Some((&LEAVING, _)) => self.lose(state, self.gone(line)),
                 _ => Ok(Some(frame)),
             },
             Ok(None) => Ok(None),
@@ -429,6 +438,8 @@ impl Meeting {
                 Ok(Some([LOST, text @ ..])) => lost(String::from_utf8_lossy(text).into_owned()),
                 // The last thing that it says.
                 Ok(Some(frame @ [REFUSED, ..])) if has_ended => refused(frame),
+                // It has done its part of the work that is under way.
+                Ok(Some([LEAVING, ..])) => continue,
                 Ok(None) if has_ended => self.gone(i),
                 Ok(_) => continue,
                 Err(_) => self.nonsense(i),
@@ -436,6 +447,49 @@ impl Meeting {
             return self.lose(&mut state, e);
         }
         Ok(())
+    }
+
+    /// The load is over on this rank.
+    pub(super) fn loaded(&self) {
+        self.lock().is_loaded = true;
+    }
+
+    /// This rank is about to free its model. Work that is over here may not be over elsewhere, and needs what this rank has sent: so
+    /// it waits until all ranks are as far, for [`GRACE`] at most. Ranks that begin more work get an error at once.
+    pub fn farewell(&self) {
+        let mut state = self.lock();
+        if state.lost.is_some() || !state.is_loaded {
+            return;
+        }
+        let begun = Instant::now();
+        let wait = |lines: &mut [Line]| {
+            let is_working = |line: &mut Line| {
+                line.pump();
+                !line.has_ended() && matches!(line.peek(), Ok(None))
+            };
+            while lines.iter_mut().any(is_working) && begun.elapsed() < GRACE {
+                pause(begun);
+            }
+        };
+        let say = |lines: &mut [Line]| {
+            for line in lines {
+                let _ = line.send(&[LEAVING], begun + GRACE);
+            }
+        };
+        // The others hear from rank 0 once all have told it.
+        match self.rank.index {
+            0 => {
+                wait(&mut state.lines);
+                say(&mut state.lines);
+            }
+            _ => {
+                say(&mut state.lines);
+                wait(&mut state.lines);
+            }
+        }
+        state.lines.iter_mut().for_each(Line::close);
+        let rank = name(self.rank.index, self.rank.count);
+        state.lost = Some(lost(format!("{rank}: its model was freed")));
     }
 
     /// Nothing works any more.

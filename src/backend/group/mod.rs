@@ -205,6 +205,7 @@ impl Group {
         let before = std::mem::replace(&mut *self.lock(), State::Taken(None));
         match (before, error) {
             (State::Taken(Some(meeting)), Some(e)) => meeting.refuse(e, true),
+            (State::Taken(Some(meeting)), None) => meeting.loaded(),
             (State::Apart(address), Some(e)) => {
                 let stop: &mut Stop<'_> = &mut || Ok(());
                 let met = Meeting::visit(address, self.rank, &self.secret, meeting::GRACE, stop);

@@ -5,6 +5,7 @@ use crate::backend::Want;
 use crate::engine::sampling::Sampling;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const COUNT: usize = 3;
@@ -216,6 +217,41 @@ fn a_rank_that_is_gone_is_named_at_once() {
             }
         });
         assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_waits_for_the_work_of_the_others() {
+    for slow in 0..COUNT {
+        let is_done = AtomicBool::new(false);
+        ranks(60_000, |rank, meeting| {
+            meeting.agree(Ok(&step(0, 1)), &[]).unwrap();
+            if rank == slow {
+                // The others have left in the meantime, which is no reason to end this work.
+                std::thread::sleep(Duration::from_millis(100));
+                meeting.check().unwrap();
+                is_done.store(true, Ordering::SeqCst);
+            }
+            meeting.farewell();
+            assert!(is_done.load(Ordering::SeqCst), "rank {rank} did not wait");
+            assert!(meeting.is_lost());
+        });
+    }
+}
+
+#[test]
+fn work_behind_a_rank_that_leaves_is_an_error() {
+    for leaving in 0..COUNT {
+        ranks(60_000, |rank, meeting| {
+            meeting.agree(Ok(&step(0, 1)), &[]).unwrap();
+            if rank == leaving {
+                return meeting.farewell();
+            }
+            let e = meeting.agree(Ok(&step(1, 2)), &[]).unwrap_err();
+            assert_eq!(e.status, Status::DeviceLost);
+            let expected = format!("rank {leaving} of 3 is gone");
+            assert!(e.message.contains(&expected), "{}", e.message);
+        });
     }
 }
 

@@ -309,9 +309,11 @@ pub fn late(what: &str, patience: Duration) -> String {
 impl Drop for Communicator {
     fn drop(&mut self) {
         let mut state = self.lock();
-        let end = match state.lost {
-            Some(_) => self.library.abort,
-            None => self.library.destroy,
+        // A rank that is destroyed waits until those of other processes are, too, for as long as that takes. It has said farewell
+        // (`Meeting::farewell`), so that an abort ends nothing that another rank needs.
+        let end = match (&state.lost, &self.meeting) {
+            (None, None) => self.library.destroy,
+            _ => self.library.abort,
         };
         if let Some(raw) = state.raw.take()
             && let Some(_current) = self.context.enter_to_free()

@@ -19,6 +19,12 @@ struct Companions {
     turn: Mutex<()>,
 }
 
+impl Drop for Companions {
+    fn drop(&mut self) {
+        self.meeting.farewell();
+    }
+}
+
 impl Ranks for Companions {
     fn begin(&self) -> Result<()> {
         self.watch.begin()
