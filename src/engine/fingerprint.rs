@@ -158,6 +158,7 @@ impl Fingerprint {
 /// Of a network: its hyperparameters, the types and shapes of its tensors, and samples of their bytes.
 ///
 /// Errors: those of reading the file.
+#[inline(never)]
 pub(super) fn network(network: &Network) -> Result<u64> {
     let mut f = Fingerprint::new();
     f.bytes(network.architecture.as_bytes());

@@ -78,7 +78,7 @@ pub struct Model {
     /// Its head that guesses further tokens, or why there is none.
     head: Result<Arc<dyn Weights>>,
     /// Set if it is itself a head for another model.
-    drafter: Option<Drafter>,
+    drafter: Option<Box<Drafter>>,
     /// Its token embedding, if it is on the CPU as a whole.
     embedding: Option<Tensor>,
     /// Where adapters find its matrices; none for encoders.
@@ -128,7 +128,7 @@ impl Model {
         if let Some(group) = &options.group {
             group.leave(loaded.as_ref().err());
         }
-        loaded
+        loaded.map(|model| *model)
     }
 
     /// [`load_from`](Self::load_from), of which other ranks are not told how it ends.
@@ -137,9 +137,8 @@ impl Model {
         device_index: usize,
         options: &LoadOptions,
         progress: &mut Progress<'_>,
-    ) -> Result<Model> {
+    ) -> Result<Box<Model>> {
         check_options(options)?;
-        let log = options.log.as_ref();
         let room = room_for(source)?;
         let _in_room = room.enter();
         let device_index = placement::main_device(device_index, options);
@@ -179,18 +178,46 @@ impl Model {
         if kind == DeviceKind::Cpu {
             check_memory(copied, memory_free)?;
         }
-        let mut file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
-        file.has_predictor = options.draft_heads;
-        let mut network = Network::from_file(&file)?;
-        let drafter = Drafter::of(&network);
-        let options = &match drafter {
+        let (file, network) = open(source, access, options)?;
+        let drafter = Drafter::of(&network).map(Box::new);
+        let mut for_drafter = None;
+        let options = match drafter {
             // What drafts runs on the threads of another model.
-            Some(_) => LoadOptions {
-                threads: 1,
-                ..options.clone()
-            },
-            None => options.clone(),
+            Some(_) => for_drafter.insert(alone(options)),
+            None => options,
         };
+        let opened = Opened {
+            network,
+            drafter,
+            texts: texts(source, options, &file)?,
+            file,
+            device_index,
+            copied,
+            memory_free,
+        };
+        Model::load_opened(source, opened, options, progress)
+    }
+
+    /// The rest of it, with a frame of its own.
+    #[inline(never)]
+    fn load_opened(
+        source: &ModelSource<'_>,
+        opened: Opened,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Box<Model>> {
+        let Opened {
+            mut file,
+            mut network,
+            texts,
+            drafter,
+            device_index,
+            copied,
+            memory_free,
+        } = opened;
+        let log = options.log.as_ref();
+        let device_info = device::info(device_index)?;
+        let kind = device_info.kind;
         let on_cpu = kind == DeviceKind::Cpu && options.split.is_empty();
         if drafter.is_some() && !on_cpu {
             fail!(
@@ -199,11 +226,7 @@ impl Model {
             );
         }
         let predictor = network.predictor.take();
-        let all = || [Some(&network), predictor.as_deref()].into_iter().flatten();
-        let used: HashSet<&str> = all().flat_map(|n| n.tensors()).map(|t| &*t.name).collect();
-        // Parts for images, for example.
-        file.tensors
-            .retain(|_, tensor| used.contains(&*tensor.name));
+        keep_used(&mut file, [Some(&network), predictor.as_deref()]);
         let places = placement::places(&network, device_index, options)?;
         let mut on_host = tensors_on_host(&places, &network)?;
         if let Some(predictor) = predictor.as_deref().filter(|_| places.ends_on_host()) {
@@ -211,25 +234,6 @@ impl Model {
         }
         let in_host_memory = !on_host.is_empty();
         let is_on_host = |tensor: &Tensor| on_host.contains(&*tensor.name);
-        let tokenizer = Tokenizer::from_file(&file);
-        let chat_templates = ChatTemplates::from_metadata(&file.metadata);
-        // What memory ran out for must not be missing afterwards.
-        memory::check()?;
-        let failed = [tokenizer.as_ref().err(), chat_templates.as_ref().err()];
-        if let Some(e) = failed
-            .into_iter()
-            .flatten()
-            .find(|e| e.status == Status::OutOfMemory)
-        {
-            return Err(e.clone());
-        }
-        if let Err(e) = &tokenizer {
-            log!(of: log, Warn, "{source}: no text calls: {}", e.message);
-        }
-        // Whatever is wrong with the file's, what was asked for is what this model cannot do.
-        let tokenizer = tokenizer.map_err(|e| Error::new(Status::Unsupported, e.message));
-        let chat_templates =
-            chat_templates.map_err(|e| Error::new(Status::TemplateFailed, e.message));
         // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
         let threads = match options.threads {
@@ -248,18 +252,11 @@ impl Model {
         file.make_converted(threads, &mut making)?;
         let fingerprints = [
             fingerprint::network(&network)?,
-            fingerprint::tokenizer(tokenizer.as_ref().ok()),
+            fingerprint::tokenizer(texts.tokenizer.as_ref().ok()),
         ];
         let adaptable = Adaptable::of(&file, &network)?;
         if let Some(group) = &options.group {
-            let model = Work::new("a model")
-                .said("the version of the library", env!("CARGO_PKG_VERSION"))
-                .said("the architecture", &network.architecture)
-                .said("the number of layers", network.blocks.len())
-                .said("the type of most weights", main_type(&file))
-                .said("what weights become", format!("{:?}", options.weights))
-                .hash("the weights", fingerprints[0])
-                .hash("the tokenizer", fingerprints[1]);
+            let model = for_ranks(&file, &network, options, fingerprints);
             group.join(&model, &mut || progress(reached))?;
         }
         let made = reached;
@@ -301,11 +298,11 @@ impl Model {
         // Those that are on the CPU.
         file.tensors
             .retain(|_, tensor| on_host.contains(&*tensor.name));
-        Ok(Model {
+        Ok(Box::new(Model {
             weights,
-            tokenizer,
+            tokenizer: texts.tokenizer,
             grammar_vocabulary: Mutex::default(),
-            chat_templates,
+            chat_templates: texts.chat_templates,
             details,
             metadata: Metadata::new(std::mem::take(&mut file.metadata)),
             fingerprints,
@@ -327,7 +324,7 @@ impl Model {
             drafter,
             embedding: on_cpu.then(|| network.embedding.clone()),
             adaptable: Some(adaptable),
-        })
+        }))
     }
 
     /// What loading a model file onto a device and making one session of it would take: the
@@ -434,7 +431,7 @@ impl Model {
 
     /// What it drafts with, if it is a head for another model.
     pub(super) fn drafter(&self) -> Option<&Drafter> {
-        self.drafter.as_ref()
+        self.drafter.as_deref()
     }
 
     /// `Unsupported` if it is a head for another model, which does nothing alone.
@@ -625,12 +622,109 @@ fn no_head(file: &ModelFile, options: &LoadOptions) -> Error {
 }
 
 /// The names of the tensors that are in places on the CPU.
+#[inline(never)]
 fn tensors_on_host(places: &Places, network: &Network) -> Result<HashSet<Arc<str>>> {
     let mut names = HashSet::new();
     for part in places.networks_on_host(network)? {
         names.extend(part.tensors().map(|tensor| tensor.name.clone()));
     }
     Ok(names)
+}
+
+/// A model that was opened and described, and where it is to be.
+struct Opened {
+    file: Box<ModelFile>,
+    network: Box<Network>,
+    texts: Box<Texts>,
+    drafter: Option<Box<Drafter>>,
+    device_index: usize,
+    /// Bytes that were copied from the source.
+    copied: u64,
+    memory_free: u64,
+}
+
+/// Opens and describes a model. On small stacks this comes apart from what is done with it, as descriptions take much of them.
+#[inline(never)]
+fn open(
+    source: &ModelSource<'_>,
+    access: Access,
+    options: &LoadOptions,
+) -> Result<(Box<ModelFile>, Box<Network>)> {
+    let file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
+    let mut file = Box::new(file);
+    file.has_predictor = options.draft_heads;
+    let network = Network::from_file(&file)?;
+    Ok((file, Box::new(network)))
+}
+
+/// What text calls of a model need, or why there are none.
+struct Texts {
+    tokenizer: Result<Tokenizer>,
+    chat_templates: Result<ChatTemplates>,
+}
+
+/// Reads these, apart for the same reason.
+#[inline(never)]
+fn texts(source: &ModelSource<'_>, options: &LoadOptions, file: &ModelFile) -> Result<Box<Texts>> {
+    let log = options.log.as_ref();
+    let tokenizer = Tokenizer::from_file(file);
+    let chat_templates = ChatTemplates::from_metadata(&file.metadata);
+    // What memory ran out for must not be missing afterwards.
+    memory::check()?;
+    let failed = [tokenizer.as_ref().err(), chat_templates.as_ref().err()];
+    if let Some(e) = failed
+        .into_iter()
+        .flatten()
+        .find(|e| e.status == Status::OutOfMemory)
+    {
+        return Err(e.clone());
+    }
+    if let Err(e) = &tokenizer {
+        log!(of: log, Warn, "{source}: no text calls: {}", e.message);
+    }
+    // Whatever is wrong with the file's, what was asked for is what this model cannot do.
+    let tokenizer = tokenizer.map_err(|e| Error::new(Status::Unsupported, e.message));
+    let chat_templates = chat_templates.map_err(|e| Error::new(Status::TemplateFailed, e.message));
+    Ok(Box::new(Texts {
+        tokenizer,
+        chat_templates,
+    }))
+}
+
+/// Forgets tensors that none of these networks uses: parts for images, for example.
+#[inline(never)]
+fn keep_used(file: &mut ModelFile, networks: [Option<&Network>; 2]) {
+    let tensors = networks.into_iter().flatten().flat_map(|n| n.tensors());
+    let used: HashSet<&str> = tensors.map(|tensor| &*tensor.name).collect();
+    file.tensors
+        .retain(|_, tensor| used.contains(&*tensor.name));
+}
+
+/// The options with one thread.
+#[inline(never)]
+fn alone(options: &LoadOptions) -> Box<LoadOptions> {
+    Box::new(LoadOptions {
+        threads: 1,
+        ..options.clone()
+    })
+}
+
+/// What ranks that are loaded by themselves have to have in common.
+#[inline(never)]
+fn for_ranks(
+    file: &ModelFile,
+    network: &Network,
+    options: &LoadOptions,
+    fingerprints: [u64; 2],
+) -> Work {
+    Work::new("a model")
+        .said("the version of the library", env!("CARGO_PKG_VERSION"))
+        .said("the architecture", &network.architecture)
+        .said("the number of layers", network.blocks.len())
+        .said("the type of most weights", main_type(file))
+        .said("what weights become", format!("{:?}", options.weights))
+        .hash("the weights", fingerprints[0])
+        .hash("the tokenizer", fingerprints[1])
 }
 
 /// `InvalidArgument` for values that no device takes.
@@ -658,6 +752,7 @@ fn check_options(options: &LoadOptions) -> Result<()> {
 }
 
 impl Details {
+    #[inline(never)]
     fn new(file: &ModelFile, network: &Network, weights: &dyn Weights, device: usize) -> Details {
         let name = match file.metadata.get("general.name") {
             Some(Value::String(name)) => name.clone(),

@@ -166,6 +166,7 @@ pub(super) fn main_device(device_index: usize, options: &LoadOptions) -> usize {
 ///
 /// Errors: `Unsupported` for what a device cannot run, and for layers that cannot be apart; `InvalidArgument` for numbers of
 /// layers that the model does not have; `OutOfMemory`.
+#[inline(never)]
 pub(super) fn places(
     network: &Network,
     device_index: usize,
@@ -646,6 +647,7 @@ pub(super) fn add_head(
 }
 
 /// Brings a network to its places.
+#[inline(never)]
 pub(super) fn load(
     places: &Places,
     network: &Network,

@@ -132,6 +132,7 @@ pub fn adaptable_linears(network: &Network) -> impl Iterator<Item = &Linear> {
 
 impl Adaptable {
     /// Of a network and the file that it was made from.
+    #[inline(never)]
     pub fn of(file: &ModelFile, network: &Network) -> Result<Adaptable> {
         let mut by_name = HashMap::<&str, Vec<&Linear>>::new();
         for linear in network.blocks.iter().flat_map(linears) {

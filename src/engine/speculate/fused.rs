@@ -22,6 +22,7 @@ struct Beside {
 
 impl Drafter {
     /// The network of a model, if it is such a head.
+    #[inline(never)]
     pub fn of(network: &Network) -> Option<Drafter> {
         fusion(network)?;
         Some(Drafter {
