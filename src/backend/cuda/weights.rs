@@ -126,14 +126,7 @@ impl CudaWeights {
         options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<CudaWeights>> {
-        let context = match options.cuda_context {
-            0 => Context::new(index)?,
-            raw => Context::shared(index, raw)?,
-        };
-        let account = Account::new(options.memory_limit, "memory_limit");
-        let of_model = context.charging(account)?;
-        let account = Account::new(options.session_memory_limit, "session_memory_limit");
-        let of_sessions = context.charging(account)?;
+        let (of_model, of_sessions) = contexts(index, options)?;
         let sessions = (of_sessions, options.host_part.clone());
         CudaWeights::load_charging(&of_model, sessions, network, progress).map(Arc::new)
     }
@@ -187,14 +180,7 @@ impl CudaWeights {
         library()?;
         let cut = Cut::of(network, meeting.rank());
         let share = network.rank(cut.rank)?;
-        let context = match options.cuda_context {
-            0 => Context::new(index)?,
-            raw => Context::shared(index, raw)?,
-        };
-        let account = Account::new(options.memory_limit, "memory_limit");
-        let of_model = context.charging(account)?;
-        let account = Account::new(options.session_memory_limit, "session_memory_limit");
-        let of_sessions = of_model.charging(account)?;
+        let (of_model, of_sessions) = contexts(index, options)?;
         // What is left is the wait for the others.
         const LOADED: f32 = 0.99;
         let mut weights =
@@ -438,6 +424,19 @@ impl CudaWeights {
         }
         Ok(())
     }
+}
+
+/// A device as a model uses it, and as its sessions do.
+fn contexts(index: usize, options: &LoadOptions) -> Result<(Arc<Context>, Arc<Context>)> {
+    let context = match options.cuda_context {
+        0 => Context::new(index)?,
+        raw => Context::shared(index, raw)?,
+    };
+    let account = Account::new(options.memory_limit, "memory_limit");
+    let of_model = context.charging(account)?;
+    let account = Account::new(options.session_memory_limit, "session_memory_limit");
+    let of_sessions = of_model.charging(account)?;
+    Ok((of_model, of_sessions))
 }
 
 /// A row of a batch.

@@ -4,12 +4,13 @@
 //! from the meeting that a rank is gone.
 
 use super::Cut;
-use super::gathered::{Gathered, WORK, warm_up};
-use crate::backend::cuda::driver::{Context, Stream};
+use super::gathered::{Gathered, WORK, connect};
+use crate::backend::cuda::driver::Context;
 use crate::backend::cuda::nccl::{Communicator, Id, Watch};
 use crate::backend::group::{Meeting, Stop, Work};
 use crate::backend::{Apart, Ranks};
 use crate::error::{Error, Result, Status, fail};
+use std::slice;
 use std::sync::{Arc, Mutex};
 
 /// What a rank has together with the others.
@@ -92,28 +93,13 @@ pub(super) fn rank(
     };
     let with = (cut.rank, Some(meeting.clone()));
     let communicator = Communicator::begin_among(context, &id, with, patience)?;
-    let stream = {
-        let _current = context.enter()?;
-        Stream::new(context, 0)?
-    };
-    let connect = || -> Result<Gathered> {
-        communicator.wait("bringing ranks together")?;
-        let rank = Gathered::new(context, &communicator, cut)?;
-        let ranks = [rank];
-        warm_up(&ranks, std::slice::from_ref(&stream))?;
-        let [rank] = ranks;
-        Ok(rank)
-    };
-    let rank = match connect() {
-        Ok(rank) => rank,
-        Err(e) => {
-            // Memory and stream go behind that, as in `gathered`.
-            communicator.abort(&e.message);
-            return Err(e);
-        }
+    let communicators = vec![communicator];
+    let one = (slice::from_ref(context), slice::from_ref(cut));
+    let Some(rank) = connect(one.0, one.1, &communicators)?.pop() else {
+        fail!(Internal, "a rank that is none");
     };
     let what = (patience, WORK);
-    let watch = Watch::among(vec![communicator], what, Some(meeting.clone()))?;
+    let watch = Watch::among(communicators, what, Some(meeting.clone()))?;
     meeting.agree_unless(Ok(&Work::new("the beginning of work")), &[], stop)?;
     let companions = Companions {
         meeting: meeting.clone(),

@@ -52,6 +52,17 @@ pub(super) fn all(
         let patience = patience * OF_CONNECTIONS;
         communicators.push(Communicator::begin(context, &id, cut.rank, patience)?);
     }
+    let ranks = connect(contexts, cuts, &communicators)?;
+    let watch = Watch::new(communicators, patience * OF_WORK, WORK)?;
+    Ok((ranks, Arc::new(watch)))
+}
+
+/// What the ranks of this process gather with, once all ranks have come.
+pub(super) fn connect(
+    contexts: &[Arc<Context>],
+    cuts: &[Cut],
+    communicators: &[Arc<Communicator>],
+) -> Result<Vec<Gathered>> {
     let mut streams = Vec::new();
     for context in contexts {
         let _current = context.enter()?;
@@ -59,7 +70,7 @@ pub(super) fn all(
     }
     let mut ranks = Vec::new();
     let mut connect = || {
-        for ((context, cut), communicator) in contexts.iter().zip(cuts).zip(&communicators) {
+        for ((context, cut), communicator) in contexts.iter().zip(cuts).zip(communicators) {
             communicator.wait("bringing ranks together")?;
             ranks.push(Gathered::new(context, communicator, cut)?);
         }
@@ -70,13 +81,12 @@ pub(super) fn all(
         communicators.iter().for_each(|c| c.abort(&e.message));
         return Err(e);
     }
-    let watch = Watch::new(communicators, patience * OF_WORK, WORK)?;
-    Ok((ranks, Arc::new(watch)))
+    Ok(ranks)
 }
 
 /// Gathers as much as there will be in any work, so that NCCL makes its connections now: that takes seconds, and the ranks of a
 /// process have to do it at the same time.
-pub(super) fn warm_up(ranks: &[Gathered], streams: &[Stream]) -> Result<()> {
+fn warm_up(ranks: &[Gathered], streams: &[Stream]) -> Result<()> {
     let what = "connecting GPUs";
     let Some(first) = ranks.first() else {
         return Ok(());
@@ -113,7 +123,7 @@ impl Gathered {
         capacity(cut) * cut.rank.count as u64 * 4
     }
 
-    pub(super) fn new(
+    fn new(
         context: &Arc<Context>,
         communicator: &Arc<Communicator>,
         cut: &Cut,
