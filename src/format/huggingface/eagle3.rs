@@ -139,16 +139,7 @@ pub(super) fn describe(config: &Config, stored: &HashMap<String, Stored>) -> Res
     for tensor in rope {
         tensors.insert(Arc::clone(&tensor.name), tensor);
     }
-    let key_names = keys.names();
-    Ok(ModelFile {
-        metadata: keys.values,
-        tensors,
-        file_bytes: 0,
-        text_files: None,
-        key_names,
-        files: Vec::new(),
-        has_predictor: false,
-    })
+    Ok(keys.file(tensors))
 }
 
 fn gguf_name(name: &str) -> Option<String> {

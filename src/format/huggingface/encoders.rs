@@ -327,16 +327,7 @@ impl Encoder {
             keys.set("context_length", left);
         }
         let tensors = self.tensors(config, &stored, n_layers, shift)?;
-        let key_names = keys.names();
-        Ok(ModelFile {
-            metadata: keys.values,
-            tensors,
-            file_bytes: 0,
-            text_files: None,
-            key_names,
-            files: Vec::new(),
-            has_predictor: false,
-        })
+        Ok(keys.file(tensors))
     }
 
     /// Rows of the position embedding that no position has.

@@ -2,8 +2,9 @@
 
 use super::json::{Config, wrong};
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{Array, Value};
+use crate::format::{Array, ModelFile, Tensor, Value};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The metadata of one model, as it is put together.
 pub(super) struct Keys<'a> {
@@ -196,8 +197,21 @@ pub(super) fn check_layers(n_layers: u64, n_tensors: usize) -> Result<()> {
 }
 
 impl<'a> Keys<'a> {
+    /// What a file with these keys and tensors is.
+    pub(super) fn file(self, tensors: HashMap<Arc<str>, Tensor>) -> ModelFile {
+        ModelFile {
+            key_names: self.names(),
+            metadata: self.values,
+            tensors,
+            file_bytes: 0,
+            text_files: None,
+            files: Vec::new(),
+            has_predictor: false,
+        }
+    }
+
     /// What messages call the keys of GGUF: the name that the config has, or the usual one.
-    pub(super) fn names(&self) -> HashMap<String, String> {
+    fn names(&self) -> HashMap<String, String> {
         let name = |names: &[&'static str]| {
             let there = names.iter().find(|name| self.config.find(name).is_some());
             *there.unwrap_or(&names[0])

@@ -76,6 +76,34 @@ pub struct TextFiles {
     pub config: Vec<u8>,
 }
 
+/// What a folder holds.
+enum Kind {
+    Encoder(&'static encoders::Encoder),
+    /// A head of EAGLE-3.
+    Head,
+    Decoder(&'static Family),
+}
+
+impl Kind {
+    fn of(config: &mut Config) -> Result<Kind> {
+        if eagle3::is_head(config)? {
+            return Ok(Kind::Head);
+        }
+        Ok(match encoders::Encoder::of(config)? {
+            Some(encoder) => Kind::Encoder(encoder),
+            None => Kind::Decoder(Family::of(config)?),
+        })
+    }
+
+    fn describe(&self, config: &Config, stored: HashMap<String, Stored>) -> Result<ModelFile> {
+        match self {
+            Kind::Encoder(encoder) => encoder.describe(config, stored),
+            Kind::Head => eagle3::describe(config, &stored),
+            Kind::Decoder(family) => describe(family, config, stored),
+        }
+    }
+}
+
 /// See [`ModelFile::open_with`].
 pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
     if !folder.has(CONFIG) {
@@ -88,29 +116,10 @@ pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
     let text = folder.read(CONFIG)?;
     let mut config = Config::parse(&text).map_err(|e| within(&folder.display(CONFIG), e))?;
     let in_folder = |e| within(&folder.display(""), e);
-    let is_head = eagle3::is_head(&config).map_err(in_folder)?;
-    let encoder = match is_head {
-        true => None,
-        false => encoders::Encoder::of(&config).map_err(in_folder)?,
-    };
-    let mut file = match encoder {
-        Some(encoder) => {
-            let (stored, file_bytes) = folder.tensors(access)?;
-            let file = encoder.describe(&config, stored).map_err(in_folder)?;
-            ModelFile { file_bytes, ..file }
-        }
-        None if is_head => {
-            let (stored, file_bytes) = folder.tensors(access)?;
-            let file = eagle3::describe(&config, &stored).map_err(in_folder)?;
-            ModelFile { file_bytes, ..file }
-        }
-        None => {
-            let family = Family::of(&mut config).map_err(in_folder)?;
-            let (stored, file_bytes) = folder.tensors(access)?;
-            let file = describe(family, &config, stored).map_err(in_folder)?;
-            ModelFile { file_bytes, ..file }
-        }
-    };
+    let kind = Kind::of(&mut config).map_err(in_folder)?;
+    let (stored, file_bytes) = folder.tensors(access)?;
+    let file = kind.describe(&config, stored).map_err(in_folder)?;
+    let mut file = ModelFile { file_bytes, ..file };
     sentences::add(folder, access, &mut file)?;
     let name = Value::String(folder.name());
     file.metadata.insert("general.name".to_owned(), name);
@@ -130,23 +139,11 @@ pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
 /// See [`ModelFile::from_folder`].
 pub(super) fn from_parts(config: &[u8], weights: Input) -> Result<ModelFile> {
     let mut config = Config::parse(config).map_err(|e| within(CONFIG, e))?;
-    let is_head = eagle3::is_head(&config)?;
-    let encoder = match is_head {
-        true => None,
-        false => encoders::Encoder::of(&config)?,
-    };
-    let family = match encoder {
-        None if !is_head => Some(Family::of(&mut config)?),
-        _ => None,
-    };
+    let kind = Kind::of(&mut config)?;
     let file_bytes = weights.len() as u64;
     let tensors = files::open_input(&Arc::new(weights), Path::new(files::WEIGHTS));
     let stored = tensors.map_err(|e| within(files::WEIGHTS, e))?;
-    let file = match (encoder, family) {
-        (Some(encoder), _) => encoder.describe(&config, stored)?,
-        (None, Some(family)) => describe(family, &config, stored)?,
-        (None, None) => eagle3::describe(&config, &stored)?,
-    };
+    let file = kind.describe(&config, stored)?;
     Ok(ModelFile { file_bytes, ..file })
 }
 
@@ -173,14 +170,5 @@ fn describe(
     for tensor in rope {
         tensors.insert(Arc::clone(&tensor.name), tensor);
     }
-    let key_names = keys.names();
-    Ok(ModelFile {
-        metadata: keys.values,
-        tensors,
-        file_bytes: 0,
-        text_files: None,
-        key_names,
-        files: Vec::new(),
-        has_predictor: false,
-    })
+    Ok(keys.file(tensors))
 }
