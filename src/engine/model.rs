@@ -345,9 +345,7 @@ impl Model {
         let device_index = placement::main_device(device_index, options);
         device::get(device_index)?;
         // Of any device: its data are not touched.
-        let mut file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
-        file.has_predictor = options.draft_heads;
-        let mut network = Network::from_file(&file)?;
+        let (_, mut network) = open(&ModelSource::Path(path), Access::Read, options)?;
         let predictor = network.predictor.take();
         let runner = session.for_runner(network.context_length)?;
         let places = placement::places(&network, device_index, options)?;
