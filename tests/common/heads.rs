@@ -271,6 +271,65 @@ impl Kept {
     }
 }
 
+/// The hidden states that runners keep are those of one token after the other: also of verified drafts, and of sessions that
+/// choose together.
+pub fn states_agree(weights: &Arc<dyn Weights>, n_vocab: usize, kept: &dyn Fn() -> Kept) {
+    // Drafts that are right.
+    let mut tokens = vec![5u32, 17, 33, 80];
+    let mut chosen = kept();
+    chosen.submit(&tokens, None, Want::Logits);
+    while tokens.len() < 8 {
+        let logits = chosen.logits(n_vocab);
+        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+        tokens.push(best.unwrap() as u32);
+        chosen.submit(&tokens[tokens.len() - 1..], None, Want::Logits);
+    }
+    let mut alone = kept();
+    tokens
+        .iter()
+        .for_each(|t| alone.submit(&[*t], None, Want::Logits));
+    let expected: Vec<_> = (0..tokens.len()).map(|p| alone.state(p)).collect();
+    let mut drafted = kept();
+    drafted.submit(&tokens[..3], None, Want::Logits);
+    let want = Want::Verified {
+        drafts: 4,
+        sampling: Sampling::GREEDY,
+    };
+    drafted.submit(&tokens[3..], None, want);
+    let [mut a, mut b] = [kept(), kept()];
+    a.submit(&tokens[..4], None, Want::Logits);
+    b.submit(&tokens[..2], None, Want::Logits);
+    let interrupt = Default::default();
+    for i in 0..3 {
+        let want = Want::Choices {
+            count: 1,
+            sampling: Sampling::GREEDY,
+        };
+        let mut rows = [(&mut a, 4 + i), (&mut b, 2 + i)].map(|(kept, at)| Row {
+            runner: &mut *kept.runner,
+            tokens: &tokens[at..=at],
+            want,
+            mask: None,
+            interrupt: &interrupt,
+            residual: Residual::default(),
+        });
+        weights.submit(&mut rows, When::Now).unwrap();
+        for row in &mut rows {
+            assert!(matches!(
+                row.runner.poll(true).unwrap(),
+                Some(Outcome::Token(_))
+            ));
+        }
+    }
+    for (p, expected) in expected.iter().enumerate() {
+        assert_eq!(&drafted.state(p), expected, "position {p}");
+        if p < 5 {
+            assert_eq!(&a.state(p), expected, "position {p}");
+            assert_eq!(&b.state(p), expected, "position {p}");
+        }
+    }
+}
+
 fn largest_difference(ours: &[f32], theirs: &[f64]) -> f64 {
     let both = ours.iter().zip(theirs);
     both.map(|(a, b)| (f64::from(*a) - b).abs())

@@ -6,15 +6,13 @@ use crate::common::edit::Edited;
 use crate::common::families::open_family;
 use crate::common::folder::{Folder, Stored};
 use crate::common::fused::{self, FURTHER, Form, PLACES, TARGETS, TOKENS};
-use crate::common::heads::{Kept, drafts_agree};
+use crate::common::heads::{Kept, drafts_agree, states_agree};
 use crate::common::runs::on_cpu;
 use crate::common::states::{random_life_of, session};
 use crate::common::tiny::Random;
 use crate::common::{TempDir, cpu, repository_file};
 use crate::drafts::batches_with;
-use emberlm::backend::{
-    HiddenStates, KvType, LoadOptions, Outcome, Residual, Row, RunnerOptions, Want, When,
-};
+use emberlm::backend::{HiddenStates, KvType, LoadOptions, RunnerOptions, Want};
 use emberlm::engine::embedder::{Embedder, EmbedderOptions};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
@@ -203,59 +201,7 @@ fn hidden_states_are_those_of_their_tokens() {
         kept.runner.keep_states(Some(kept.states.clone())).unwrap();
         kept
     };
-    let mut tokens = vec![5u32, 17, 33, 80];
-    let mut chosen = kept();
-    chosen.submit(&tokens, None, Want::Logits);
-    while tokens.len() < 8 {
-        let logits = chosen.logits(target.n_vocab);
-        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
-        tokens.push(best.unwrap() as u32);
-        chosen.submit(&tokens[tokens.len() - 1..], None, Want::Logits);
-    }
-    let mut alone = kept();
-    tokens
-        .iter()
-        .for_each(|t| alone.submit(&[*t], None, Want::Logits));
-    let expected: Vec<_> = (0..tokens.len()).map(|p| alone.state(p)).collect();
-    let mut drafted = kept();
-    drafted.submit(&tokens[..3], None, Want::Logits);
-    let want = Want::Verified {
-        drafts: 4,
-        sampling: Sampling::GREEDY,
-    };
-    drafted.submit(&tokens[3..], None, want);
-    let [mut a, mut b] = [kept(), kept()];
-    a.submit(&tokens[..4], None, Want::Logits);
-    b.submit(&tokens[..2], None, Want::Logits);
-    let interrupt = Default::default();
-    for i in 0..3 {
-        let want = Want::Choices {
-            count: 1,
-            sampling: Sampling::GREEDY,
-        };
-        let mut rows = [(&mut a, 4 + i), (&mut b, 2 + i)].map(|(kept, at)| Row {
-            runner: &mut *kept.runner,
-            tokens: &tokens[at..=at],
-            want,
-            mask: None,
-            interrupt: &interrupt,
-            residual: Residual::default(),
-        });
-        weights.submit(&mut rows, When::Now).unwrap();
-        for row in &mut rows {
-            assert!(matches!(
-                row.runner.poll(true).unwrap(),
-                Some(Outcome::Token(_))
-            ));
-        }
-    }
-    for (p, expected) in expected.iter().enumerate() {
-        assert_eq!(&drafted.state(p), expected, "position {p}");
-        if p < 5 {
-            assert_eq!(&a.state(p), expected, "position {p}");
-            assert_eq!(&b.state(p), expected, "position {p}");
-        }
-    }
+    states_agree(&weights, target.n_vocab, &kept);
 }
 
 #[test]

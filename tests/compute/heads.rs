@@ -8,7 +8,7 @@ use crate::common::states::{random_life_of, session};
 use crate::common::tiny::Random;
 use crate::common::{TempDir, cpu};
 use crate::drafts::batches;
-use emberlm::backend::{KvType, LoadOptions, Residual, Row, RunnerOptions, Want, When};
+use emberlm::backend::{KvType, LoadOptions, RunnerOptions};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
 use emberlm::engine::{Model, Session, SessionOptions};
@@ -121,60 +121,8 @@ fn the_first_of_several_heads_is_used() {
 fn hidden_states_are_those_of_their_tokens() {
     let (network, _) = heads::networks(heads::folder("glm4_moe", false).ready());
     let weights = on_cpu(&network, 2);
-    // Drafts that are right.
-    let mut tokens = vec![5u32, 17, 33, 80];
-    let mut chosen = Kept::new(weights.clone(), &OPTIONS);
-    chosen.submit(&tokens, None, Want::Logits);
-    while tokens.len() < 8 {
-        let logits = chosen.logits(network.n_vocab);
-        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
-        tokens.push(best.unwrap() as u32);
-        chosen.submit(&tokens[tokens.len() - 1..], None, Want::Logits);
-    }
-    let mut alone = Kept::new(weights.clone(), &OPTIONS);
-    tokens
-        .iter()
-        .for_each(|t| alone.submit(&[*t], None, Want::Logits));
-    let expected: Vec<_> = (0..tokens.len()).map(|p| alone.state(p)).collect();
-    let mut drafted = Kept::new(weights.clone(), &OPTIONS);
-    drafted.submit(&tokens[..3], None, Want::Logits);
-    let want = Want::Verified {
-        drafts: 4,
-        sampling: Sampling::GREEDY,
-    };
-    drafted.submit(&tokens[3..], None, want);
-    for (p, expected) in expected.iter().enumerate() {
-        assert_eq!(&drafted.state(p), expected, "position {p}");
-    }
-    let [mut a, mut b] = [
-        Kept::new(weights.clone(), &OPTIONS),
-        Kept::new(weights.clone(), &OPTIONS),
-    ];
-    a.submit(&tokens[..4], None, Want::Logits);
-    b.submit(&tokens[..2], None, Want::Logits);
-    let interrupt = Default::default();
-    for i in 0..3 {
-        let want = Want::Choices {
-            count: 1,
-            sampling: Sampling::GREEDY,
-        };
-        let mut rows = [(&mut a, 4 + i), (&mut b, 2 + i)].map(|(kept, at)| Row {
-            runner: &mut *kept.runner,
-            tokens: &tokens[at..=at],
-            want,
-            mask: None,
-            interrupt: &interrupt,
-            residual: Residual::default(),
-        });
-        weights.submit(&mut rows, When::Now).unwrap();
-        for row in &mut rows {
-            row.runner.poll(true).unwrap();
-        }
-    }
-    for (p, expected) in expected.iter().enumerate().take(5) {
-        assert_eq!(&a.state(p), expected, "position {p}");
-        assert_eq!(&b.state(p), expected, "position {p}");
-    }
+    let kept = || Kept::new(weights.clone(), &OPTIONS);
+    heads::states_agree(&weights, network.n_vocab, &kept);
 }
 
 fn heads(session: &mut Session) {
