@@ -1,4 +1,4 @@
-// What adapters add to products (adapters.cuh), by kernels of their own: `narrow` works A x out, `widen` adds the rest to the
+// What adapters add to products (adapters.cuh), by kernels of their own: `lora_down` works A x out, `lora_up` adds the rest to the
 // product's output. Products of one row do it themselves where they can (product.cuh).
 #include "args_adapters.h"
 #include "adapters.cuh"
@@ -26,8 +26,8 @@ __device__ __forceinline__ float input_eight(const AdaptArgs& a, uint32_t row, u
 }
 
 // ROWS rows a block: more than one only of one session.
-template <int ROWS> __device__ __forceinline__ void narrow_rows(const AdaptArgs& a) {
-    constexpr uint32_t N_WARPS = NARROW_PARTS;
+template <int ROWS> __device__ __forceinline__ void lora_down_rows(const AdaptArgs& a) {
+    constexpr uint32_t N_WARPS = LORA_DOWN_PARTS;
     struct Sums { float at[ROWS][N_WARPS]; };
     STATIC_SHARED(Sums, sums);
     release_dependents();
@@ -45,14 +45,14 @@ template <int ROWS> __device__ __forceinline__ void narrow_rows(const AdaptArgs&
             pair = pairs[which];
             row_of_a = (uint64_t)k * a.groups * 32;
             if (!awaited)
-                for (uint32_t chunk = threadIdx.x; chunk < a.groups * 4; chunk += NARROW_THREADS)
+                for (uint32_t chunk = threadIdx.x; chunk < a.groups * 4; chunk += LORA_DOWN_THREADS)
                     prefetch_l2(number_at(pair.a, row_of_a + chunk * 8, pair.a_type));
         }
         if (!awaited) wait_for_producers();
         awaited = true;
         if (!found) return;
         float sum[ROWS] = {};
-        for (uint32_t chunk = threadIdx.x; chunk < a.groups * 4; chunk += NARROW_THREADS) {
+        for (uint32_t chunk = threadIdx.x; chunk < a.groups * 4; chunk += LORA_DOWN_THREADS) {
             float w[8];
             eight_numbers(pair.a, row_of_a + chunk * 8, pair.a_type, w);
 #pragma unroll
@@ -81,7 +81,7 @@ template <int ROWS> __device__ __forceinline__ void narrow_rows(const AdaptArgs&
     }
 }
 
-template <int ROWS> __device__ __forceinline__ void widen_rows(const AdaptArgs& a) {
+template <int ROWS> __device__ __forceinline__ void lora_up_rows(const AdaptArgs& a) {
     release_dependents();
     const uint32_t first = blockIdx.y * ROWS, place = blockIdx.x * blockDim.x + threadIdx.x;
     const Session& s = *a.sessions[ROWS > 1 ? 0 : first];
@@ -115,8 +115,8 @@ template <int ROWS> __device__ __forceinline__ void widen_rows(const AdaptArgs& 
 }
 
 // Grid (any, rows) and (any, rows / 8): one row of each of several sessions, or several of one session.
-extern "C" __global__ void __launch_bounds__(NARROW_THREADS) narrow(const __grid_constant__ AdaptArgs a) { narrow_rows<1>(a); }
-extern "C" __global__ void __launch_bounds__(NARROW_THREADS) narrow_8(const __grid_constant__ AdaptArgs a) { narrow_rows<8>(a); }
+extern "C" __global__ void __launch_bounds__(LORA_DOWN_THREADS) lora_down(const __grid_constant__ AdaptArgs a) { lora_down_rows<1>(a); }
+extern "C" __global__ void __launch_bounds__(LORA_DOWN_THREADS) lora_down_8(const __grid_constant__ AdaptArgs a) { lora_down_rows<8>(a); }
 // Grid (outputs / 128, rows) and (outputs / 128, rows / 8).
-extern "C" __global__ void __launch_bounds__(128) widen(const __grid_constant__ AdaptArgs a) { widen_rows<1>(a); }
-extern "C" __global__ void __launch_bounds__(128) widen_8(const __grid_constant__ AdaptArgs a) { widen_rows<8>(a); }
+extern "C" __global__ void __launch_bounds__(128) lora_up(const __grid_constant__ AdaptArgs a) { lora_up_rows<1>(a); }
+extern "C" __global__ void __launch_bounds__(128) lora_up_8(const __grid_constant__ AdaptArgs a) { lora_up_rows<8>(a); }

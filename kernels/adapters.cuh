@@ -87,12 +87,12 @@ __device__ __forceinline__ bool find_task(const AdapterPair* pairs, uint32_t n_p
     return false;
 }
 
-constexpr uint32_t NARROW_PARTS = 16, NARROW_THREADS = NARROW_PARTS * 32;
+constexpr uint32_t LORA_DOWN_PARTS = 16, LORA_DOWN_THREADS = LORA_DOWN_PARTS * 32;
 
 // The sum of the 16 lanes of a half warp, in each of them.
 __device__ __forceinline__ float sum_of_parts(float v) {
 #pragma unroll
-    for (int o = NARROW_PARTS / 2; o; o >>= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, o));
+    for (int o = LORA_DOWN_PARTS / 2; o; o >>= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
 

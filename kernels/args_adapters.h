@@ -36,7 +36,7 @@ struct AdapterPiece {
 struct Adapted {
     // Of its linear layers, `uses` each.
     const AdapterPair* pairs;
-    // `[n_linears][ranks][NARROW_PARTS]` parts of A x: a float and, above it, `tag` once it is there.
+    // `[n_linears][ranks][LORA_DOWN_PARTS]` parts of A x: a float and, above it, `tag` once it is there.
     uint64_t* words;
     uint32_t uses;
     uint32_t ranks;

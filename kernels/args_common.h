@@ -257,7 +257,7 @@ struct Activation {
     float limit;
 };
 
-struct ProduceArgs {
+struct QuantizeInputArgs {
     // `[rows][x_stride]`.
     const float* x;
     // NORM; of the others the norm of what they make, or weight NULL: none.
@@ -293,7 +293,7 @@ struct ProduceArgs {
 
 // What a block adds to the residual stream where that is more than a product's output: its norm, or
 // its multiple. out = out_scale * (base + scale * norm(x)).
-struct AddBranchArgs {
+struct ResidualAddArgs {
     // `[rows][x_stride]`.
     const float* x;
     // `[rows][stride]`; NULL: zeros.
@@ -608,8 +608,8 @@ static_assert(sizeof(UnpackArgs) == 64);
 static_assert(sizeof(EmbedArgs) == 96);
 static_assert(sizeof(LayerInputsArgs) == 88);
 static_assert(sizeof(NormArgs) == 24);
-static_assert(sizeof(ProduceArgs) == 136);
-static_assert(sizeof(AddBranchArgs) == 72);
+static_assert(sizeof(QuantizeInputArgs) == 136);
+static_assert(sizeof(ResidualAddArgs) == 72);
 static_assert(sizeof(NormPartsArgs) == 80);
 static_assert(sizeof(LogitsArgs) == 24);
 static_assert(sizeof(Segment) == 40);

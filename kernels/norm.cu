@@ -21,7 +21,7 @@ enum Source : uint32_t {
 __device__ __forceinline__ float let_through(float gate, float v) { return __fdividef(v, 1.0f + __expf(-gate)); }
 
 // An element that a norm may be still to come for.
-__device__ __forceinline__ float made(const ProduceArgs& a, const float* x, uint32_t row, uint32_t i) {
+__device__ __forceinline__ float made(const QuantizeInputArgs& a, const float* x, uint32_t row, uint32_t i) {
     const float v = x[i];
     if (a.source == GATED) return gated(a.activation, v, x[a.len + i]);
     if (a.source == ACTIVATED) return activated(a.activation, v);
@@ -29,14 +29,14 @@ __device__ __forceinline__ float made(const ProduceArgs& a, const float* x, uint
     if (a.source == WEIGHTED) return __fmul_rn(activated(a.activation, v), a.gate[(uint64_t)row * a.gate_stride + i]);
     return v;
 }
-__device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uint32_t row, uint32_t i, NormSums sums) {
+__device__ __forceinline__ float value(const QuantizeInputArgs& a, const float* x, uint32_t row, uint32_t i, NormSums sums) {
     if (i >= a.len) return 0.0f;
     const float v = made(a, x, row, i);
     return a.norm.weight ? normed(a.norm, i, v, sums) : v;
 }
 
 // Four values as int8 with one scale for the 8 lanes of a group.
-__device__ __forceinline__ void store_q8(const ProduceArgs& a, const float* v, uint64_t at, uint64_t group, bool inside) {
+__device__ __forceinline__ void store_q8(const QuantizeInputArgs& a, const float* v, uint64_t at, uint64_t group, bool inside) {
     const PackedValues p = pack_q8(v);
     if (!inside) return;
     *(uint32_t*)(a.q8 + at) = p.q;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void store_q8(const ProduceArgs& a, const float* v, u
 }
 
 // A norm whose row fits the block's registers: weights are loaded before the row is there.
-__device__ __forceinline__ void norm_row(const ProduceArgs& a, uint32_t row, uint32_t width, float* scratch) {
+__device__ __forceinline__ void norm_row(const QuantizeInputArgs& a, uint32_t row, uint32_t width, float* scratch) {
     NormRow norm;
     norm.load_weights(a.norm, width);
     wait_for_producers();
@@ -70,13 +70,13 @@ __device__ __forceinline__ int f16_exponent(float largest) {
 __device__ __forceinline__ float power(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }
 
 // Four values in f16, from element `i` of a row on.
-__device__ __forceinline__ void store_f16(const ProduceArgs& a, uint32_t row, uint32_t i, uint32_t k_tiles, float4 v, float inverse) {
+__device__ __forceinline__ void store_f16(const QuantizeInputArgs& a, uint32_t row, uint32_t i, uint32_t k_tiles, float4 v, float inverse) {
     __half2 lo = __floats2half2_rn(v.x * inverse, v.y * inverse), hi = __floats2half2_rn(v.z * inverse, v.w * inverse);
     *(uint2*)((uint8_t*)a.f16 + tiled(row, i & ~7u, k_tiles) + (i & 4) * 2) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
 }
 
 // A row in f16 that fits the block's registers, so that it is read once.
-__device__ __forceinline__ void f16_row(const ProduceArgs& a, uint32_t row, uint32_t k_tiles, float* scratch) {
+__device__ __forceinline__ void f16_row(const QuantizeInputArgs& a, uint32_t row, uint32_t k_tiles, float* scratch) {
     const float* x = a.x + (uint64_t)row * a.x_stride;
     const uint32_t step = blockDim.x * 4, first = threadIdx.x * 4, end = k_tiles * TILE_K, width = a.groups * 32;
     wait_for_producers();
@@ -168,7 +168,7 @@ __device__ __forceinline__ void f16_row(const ProduceArgs& a, uint32_t row, uint
 // Grid (parts, rows): part p of a row handles elements from p * 4 * blockDim.x on in steps of
 // gridDim.x * 4 * blockDim.x. Norms and f16 outputs look at the whole row and need gridDim.x = 1.
 // Four elements a thread, so 8 lanes share a group. blockDim.x is a multiple of 32.
-extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant__ ProduceArgs a) {
+extern "C" __global__ void __launch_bounds__(1024) quantize_input(const __grid_constant__ QuantizeInputArgs a) {
     STATIC_SHARED(Scratch, scratch);
     release_dependents();
     const uint32_t row = blockIdx.y, width = a.groups * 32, step = gridDim.x * blockDim.x * 4;
@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
 }
 
 // The same of a row that fits the block's registers: weights are loaded before the row is there.
-__device__ __forceinline__ void add_row(const AddBranchArgs& a, float* scratch) {
+__device__ __forceinline__ void add_row(const ResidualAddArgs& a, float* scratch) {
     NormRow norm;
     if (a.norm.weight) norm.load_weights(a.norm, a.len);
     wait_for_producers();
@@ -237,7 +237,7 @@ __device__ __forceinline__ void add_row(const AddBranchArgs& a, float* scratch) 
 }
 
 // Grid (rows), up to 1024 threads.
-extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_constant__ AddBranchArgs a) {
+extern "C" __global__ void __launch_bounds__(1024) residual_add(const __grid_constant__ ResidualAddArgs a) {
     STATIC_SHARED(Scratch, scratch);
     release_dependents();
     if (a.len % 4 == 0 && a.x_stride % 4 == 0 && a.stride % 4 == 0 && a.len <= blockDim.x * 16) {

@@ -123,10 +123,10 @@ struct Adapting {
     __device__ __forceinline__ uint32_t slots() const { return d.n_linears * d.ranks; }
     __device__ __forceinline__ float* thin() const { return (float*)room; }
     // Of a part of A, chunks of eight numbers that a lane has at most.
-    __device__ __forceinline__ uint32_t lane_chunks() const { return (groups * 4 + NARROW_THREADS - 1) / NARROW_THREADS; }
+    __device__ __forceinline__ uint32_t lane_chunks() const { return (groups * 4 + LORA_DOWN_THREADS - 1) / LORA_DOWN_THREADS; }
     __device__ __forceinline__ uint8_t* kept_a() const { return room + (slots() * 4 + 15) / 16 * 16; }
     __device__ __forceinline__ uint8_t* kept_b() const {
-        const uint32_t first = min((uint32_t)WARPS, (slots() * NARROW_PARTS + gridDim.x - 1) / gridDim.x);
+        const uint32_t first = min((uint32_t)WARPS, (slots() * LORA_DOWN_PARTS + gridDim.x - 1) / gridDim.x);
         return kept_a() + first * lane_chunks() * 512;
     }
 
@@ -173,12 +173,12 @@ struct Adapting {
     __device__ __forceinline__ First bring_a() const {
         First first = {};
         const uint32_t number = first_piece(), lane = threadIdx.x & 31;
-        if (number < slots() * NARROW_PARTS) {
-            first.row = find(number / NARROW_PARTS, candidate(number / NARROW_PARTS));
+        if (number < slots() * LORA_DOWN_PARTS) {
+            first.row = find(number / LORA_DOWN_PARTS, candidate(number / LORA_DOWN_PARTS));
             first.is_kept = first.row.a && first.row.type != ADAPTER_F32;
             if (first.is_kept) {
                 uint32_t to = shared_address(kept_a()) + ((threadIdx.x >> 5) * lane_chunks() * 32 + lane) * 16;
-                for (uint32_t chunk = number % NARROW_PARTS * 32 + lane; chunk < groups * 4; chunk += NARROW_THREADS, to += 512)
+                for (uint32_t chunk = number % LORA_DOWN_PARTS * 32 + lane; chunk < groups * 4; chunk += LORA_DOWN_THREADS, to += 512)
                     copy16(to, first.row.a + chunk * 16, true);
             }
         }
@@ -219,14 +219,14 @@ struct Adapting {
         if (!row.a) return 0.0f;
         const uint32_t lane = threadIdx.x & 31, first = part * 32 + lane;
         const uint8_t* from = number_at(row.a, first * 8, row.type);
-        uint32_t step = NARROW_THREADS * (row.type == ADAPTER_F32 ? 32 : 16);
+        uint32_t step = LORA_DOWN_THREADS * (row.type == ADAPTER_F32 ? 32 : 16);
         if (is_kept) {
             from = kept_a() + ((threadIdx.x >> 5) * lane_chunks() * 32 + lane) * 16;
             step = 512;
         }
         float sum = 0.0f;
 #pragma unroll 1
-        for (uint32_t chunk = first; chunk < groups * 4; chunk += NARROW_THREADS, from += step) {
+        for (uint32_t chunk = first; chunk < groups * 4; chunk += LORA_DOWN_THREADS, from += step) {
             float w[8], x[8];
             eight_numbers(from, 0, row.type, w);
             eight_bytes(*(const uint2*)(input.at + chunk * 8), x);
@@ -241,21 +241,21 @@ struct Adapting {
     }
 
     // A warp's pieces, when the input is there.
-    __device__ __forceinline__ void narrow(const First& first, const Input& input) const {
+    __device__ __forceinline__ void lora_down(const First& first, const Input& input) const {
         Row row = first.row;
         bool is_kept = first.is_kept;
-        for (uint32_t number = first_piece(); number < slots() * NARROW_PARTS;) {
-            hand_over(number, sum(row, number % NARROW_PARTS, is_kept, input));
+        for (uint32_t number = first_piece(); number < slots() * LORA_DOWN_PARTS;) {
+            hand_over(number, sum(row, number % LORA_DOWN_PARTS, is_kept, input));
             number += gridDim.x * WARPS;
-            if (number >= slots() * NARROW_PARTS) break;
-            row = find(number / NARROW_PARTS, candidate(number / NARROW_PARTS));
+            if (number >= slots() * LORA_DOWN_PARTS) break;
+            row = find(number / LORA_DOWN_PARTS, candidate(number / LORA_DOWN_PARTS));
             is_kept = false;
         }
     }
     // Brings A x to shared memory, by the warps that come first. Blocks whose pieces do not come need not have begun, and may
     // wait for this one to end: so what is missing for long the warp works out itself.
     __device__ __forceinline__ void await(uint32_t& next, const Input& input) const {
-        const uint32_t lane = threadIdx.x & 31, n = slots() * NARROW_PARTS;
+        const uint32_t lane = threadIdx.x & 31, n = slots() * LORA_DOWN_PARTS;
         for (;;) {
             const uint32_t first = __shfl_sync(~0u, lane == 0 ? atomicAdd(&next, AT_ONCE * 32) : 0, 0);
             if (first >= n) break;
@@ -278,14 +278,14 @@ struct Adapting {
                 if (!wait) break;
                 if (turn < PATIENCE) continue;
                 const uint32_t number = __shfl_sync(~0u, missing, __ffs(wait) - 1);
-                const Row row = find(number / NARROW_PARTS, candidate(number / NARROW_PARTS));
-                hand_over(number, sum(row, number % NARROW_PARTS, false, input));
+                const Row row = find(number / LORA_DOWN_PARTS, candidate(number / LORA_DOWN_PARTS));
+                hand_over(number, sum(row, number % LORA_DOWN_PARTS, false, input));
             }
 #pragma unroll
             for (uint32_t i = 0; i < AT_ONCE; i++) {
                 const float whole = sum_of_parts(__uint_as_float((uint32_t)v[i]));
                 const uint32_t number = first + i * 32 + lane;
-                if (number % NARROW_PARTS == 0 && number < n) thin()[number / NARROW_PARTS] = whole;
+                if (number % LORA_DOWN_PARTS == 0 && number < n) thin()[number / LORA_DOWN_PARTS] = whole;
             }
         }
     }
@@ -405,7 +405,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
     release_dependents();
     if constexpr (ADAPTED) {
         copies_wait<STAGES>();
-        adapting().narrow(first, input);
+        adapting().lora_down(first, input);
         adapting().bring_b(p, share, gate);
     }
     uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Constants of both sides: file and name on the host, file and name on the device.
 const CONSTANTS: [[&str; 4]; 30] = [
-    ["adapters.rs", "PARTS", "adapters.cuh", "NARROW_PARTS"],
+    ["adapters.rs", "PARTS", "adapters.cuh", "LORA_DOWN_PARTS"],
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],

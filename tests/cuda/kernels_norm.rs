@@ -7,8 +7,8 @@ use emberlm::backend::cuda::{args, plan};
 use emberlm::model::Activation;
 
 pub fn tests(tests: &mut Tests) {
-    tests.push(("produce".into(), Box::new(produce_is_right)));
-    tests.push(("add_branch".into(), Box::new(add_branch_is_right)));
+    tests.push(("quantize_input".into(), Box::new(quantize_input_is_right)));
+    tests.push(("residual_add".into(), Box::new(residual_add_is_right)));
     tests.push(("norm_parts".into(), Box::new(norm_parts_are_right)));
     tests.push(("finish_logits".into(), Box::new(finish_logits_is_right)));
 }
@@ -96,8 +96,8 @@ enum Way {
     NormOfGated,
 }
 
-fn produce_is_right() {
-    let mut random = Random::new(9, "produce");
+fn quantize_input_is_right() {
+    let mut random = Random::new(9, "quantize_input");
     let mut ways = vec![Way::Copy, Way::Sigmoid, Way::NormOfGated];
     for (layer, bias) in [(false, false), (false, true), (true, false), (true, true)] {
         ways.push(Way::Norm { layer, bias });
@@ -164,7 +164,7 @@ fn produce_is_right() {
             let tile_bytes = matrix::tiled_bytes(rows as u32, n_groups as u32) as usize;
             let f16 = poisoned(tile_bytes);
             let f16_scale = poisoned(rows * 4);
-            let produce = args::Produce {
+            let quantize_input = args::QuantizeInput {
                 x: dx.address(),
                 norm: match way {
                     Way::Norm { layer, bias } => args::Norm {
@@ -208,7 +208,9 @@ fn produce_is_right() {
                 },
             };
             with_stream(|stream| unsafe {
-                kernels().produce(stream, &produce, rows as u32).unwrap()
+                kernels()
+                    .quantize_input(stream, &quantize_input, rows as u32)
+                    .unwrap()
             });
             let q: Vec<i8> = download(&q8, rows * width);
             let d: Vec<f32> = download(&scale, rows * n_groups);
@@ -242,13 +244,15 @@ fn produce_is_right() {
             }
             // The same without the whole-row f16, which is cut into more blocks.
             let again = poisoned(rows * width);
-            let produce = args::Produce {
+            let quantize_input = args::QuantizeInput {
                 q8: again.address(),
                 f16: 0,
-                ..produce
+                ..quantize_input
             };
             with_stream(|stream| unsafe {
-                kernels().produce(stream, &produce, rows as u32).unwrap()
+                kernels()
+                    .quantize_input(stream, &quantize_input, rows as u32)
+                    .unwrap()
             });
             // Its sums are in another order, which may turn a rounding.
             let again = download::<i8>(&again, rows * width);
@@ -258,9 +262,9 @@ fn produce_is_right() {
             assert!(apart.count() <= 1 + again.len() / 10_000, "{what}");
             if len.is_multiple_of(4) {
                 f16_alone(
-                    &args::Produce {
+                    &args::QuantizeInput {
                         f16: f16.address(),
-                        ..produce
+                        ..quantize_input
                     },
                     rows,
                     &x,
@@ -273,18 +277,27 @@ fn produce_is_right() {
 }
 
 /// Rows in f16 and f32 that the block reads once, as a prefill takes them.
-fn f16_alone(produce: &args::Produce, rows: usize, x: &[f32], want: &[f64], what: &str) {
-    let (len, width) = (produce.len as usize, produce.groups as usize * 32);
-    let (from, stride) = (produce.x_stride as usize, 2 * len + 4);
+fn f16_alone(
+    quantize_input: &args::QuantizeInput,
+    rows: usize,
+    x: &[f32],
+    want: &[f64],
+    what: &str,
+) {
+    let (len, width) = (
+        quantize_input.len as usize,
+        quantize_input.groups as usize * 32,
+    );
+    let (from, stride) = (quantize_input.x_stride as usize, 2 * len + 4);
     let mut spread = vec![f32::NAN; rows * stride];
     for row in 0..rows {
         spread[row * stride..][..2 * len].copy_from_slice(&x[row * from..][..2 * len]);
     }
     let x = upload(&spread);
-    let tile_bytes = matrix::tiled_bytes(rows as u32, produce.groups) as usize;
+    let tile_bytes = matrix::tiled_bytes(rows as u32, quantize_input.groups) as usize;
     let (f16, f32) = (poisoned(tile_bytes), poisoned(rows * width * 4));
     let (scale, clear) = (poisoned(rows * 4), poisoned(rows * 4));
-    let produce = args::Produce {
+    let quantize_input = args::QuantizeInput {
         x: x.address(),
         gate: x.address() + len as u64 * 4,
         gate_stride: stride as u32,
@@ -295,16 +308,20 @@ fn f16_alone(produce: &args::Produce, rows: usize, x: &[f32], want: &[f64], what
         f16: f16.address(),
         f16_scale: scale.address(),
         clear: clear.address(),
-        ..*produce
+        ..*quantize_input
     };
-    let run = |produce: &args::Produce| {
-        with_stream(|stream| unsafe { kernels().produce(stream, produce, rows as u32).unwrap() });
+    let run = |quantize_input: &args::QuantizeInput| {
+        with_stream(|stream| unsafe {
+            kernels()
+                .quantize_input(stream, quantize_input, rows as u32)
+                .unwrap()
+        });
         (
             from_tiles(&download::<u16>(&f16, tile_bytes / 2), rows, width),
             download::<f32>(&scale, rows),
         )
     };
-    let (halves, scales) = run(&produce);
+    let (halves, scales) = run(&quantize_input);
     let plain: Vec<f32> = download(&f32, rows * width);
     let inside = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
         let all = 0..rows * width;
@@ -333,15 +350,15 @@ fn f16_alone(produce: &args::Produce, rows: usize, x: &[f32], want: &[f64], what
         .map(|row| row.iter().fold(0.0f32, |a, v| a.max(v.abs())))
         .collect();
     let largest = upload(&largest);
-    let known = args::Produce {
+    let known = args::QuantizeInput {
         largest: largest.address(),
         clear: 0,
-        ..produce
+        ..quantize_input
     };
     assert_eq!(run(&known), (halves, scales), "{what}: largest known");
 }
 
-fn add_branch_is_right() {
+fn residual_add_is_right() {
     let mut random = Random::new(10, "branch");
     for (len, beyond) in [
         (1usize, 2),
@@ -359,7 +376,7 @@ fn add_branch_is_right() {
             let weight = random_floats(&mut random, len);
             let (eps, scale, out_scale) = (1e-6, 0.22, 0.7);
             let (dx, dw, out) = (upload(&x), upload(&weight), upload(&base));
-            let add = args::AddBranch {
+            let add = args::ResidualAdd {
                 x: dx.address(),
                 base: out.address(),
                 out: out.address(),
@@ -377,7 +394,7 @@ fn add_branch_is_right() {
                 padding: 0,
             };
             with_stream(|stream| unsafe {
-                kernels().add_branch(stream, &add, rows as u32).unwrap()
+                kernels().residual_add(stream, &add, rows as u32).unwrap()
             });
             let got: Vec<f32> = download(&out, rows * stride);
             for row in 0..rows {

@@ -294,7 +294,7 @@ pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
     let q8 = poisoned(rows * width);
     let scale = poisoned(rows * n_groups * 4);
     let f32 = poisoned(rows * width * 4);
-    let produce = args::Produce {
+    let quantize_input = args::QuantizeInput {
         x: device.address(),
         q8: q8.address(),
         q8_scale: scale.address(),
@@ -305,7 +305,11 @@ pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
         source: args::Source::Copy as u32,
         ..Default::default()
     };
-    with_stream(|stream| unsafe { kernels().produce(stream, &produce, rows as u32).unwrap() });
+    with_stream(|stream| unsafe {
+        kernels()
+            .quantize_input(stream, &quantize_input, rows as u32)
+            .unwrap()
+    });
     let q: Vec<i8> = download(&q8, rows * width);
     let d: Vec<f32> = download(&scale, rows * n_groups);
     let plain: Vec<f32> = download(&f32, rows * width);

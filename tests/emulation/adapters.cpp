@@ -148,8 +148,8 @@ struct Adapters {
                     (of_one ? eight : one)(a);
                 });
         };
-        launch(3, NARROW_THREADS, narrow, narrow_8);
-        launch((a.outputs + 127) / 128, 128, widen, widen_8);
+        launch(3, LORA_DOWN_THREADS, lora_down, lora_down_8);
+        launch((a.outputs + 127) / 128, 128, lora_up, lora_up_8);
     }
 };
 
@@ -165,14 +165,14 @@ template <uint32_t T, bool SPREAD> void compare_products(uint32_t finish, uint32
     const float *x = random_floats(WIDTH, 1.0f), *residual = finish == PLAIN || finish == WEIGH ? random_floats(all, 1.0f) : NULL;
     std::vector<int8_t> q8(WIDTH);
     std::vector<float> q8_scale(GROUPS);
-    ProduceArgs produced{};
+    QuantizeInputArgs produced{};
     produced.x = x;
     produced.q8 = q8.data();
     produced.q8_scale = q8_scale.data();
     produced.x_stride = produced.len = WIDTH;
     produced.groups = GROUPS;
     produced.source = COPY;
-    run(1, 512, [&] { produce(produced); });
+    run(1, 512, [&] { quantize_input(produced); });
     std::vector<double> exact(WIDTH);
     for (uint32_t i = 0; i < WIDTH; i++) exact[i] = (double)q8[i] * q8_scale[i / 32];
 
@@ -229,7 +229,7 @@ template <uint32_t T, bool SPREAD> void compare_products(uint32_t finish, uint32
     }
     const uint32_t most_rows = SPREAD ? (rows / GROUP + BLOCKS - 1) / BLOCKS * GROUP : (rows + BLOCKS - 1) / BLOCKS;
     Adapted d{};
-    std::vector<uint64_t> words(n_linears * adapters.ranks * NARROW_PARTS);
+    std::vector<uint64_t> words(n_linears * adapters.ranks * LORA_DOWN_PARTS);
     d.tag = 7;
     d.pairs = adapters.pairs;
     d.words = words.data();

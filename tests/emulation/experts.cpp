@@ -62,7 +62,7 @@ struct ExpertLayer {
         if (m.normed) norm = {random_floats(m.hidden, 0.2f, 1.0f), NULL, 1e-5f, 0};
         activation.kind = m.gated ? SILU : RELU_SQUARED;
         x = random_floats(m.rows * m.hidden, 1.0f);
-        produce();
+        quantize_input();
     }
     RouteArgs route(const float* from, uint32_t* to, float* its_weights) const {
         RouteArgs a{};
@@ -94,7 +94,7 @@ struct ExpertLayer {
     }
 
     // The inputs of all rows, their scores and their experts, by kernels of one operation each.
-    void produce() {
+    void quantize_input() {
         q8.resize(m.rows * m.hidden);
         q8_scale.resize(m.rows * m.hidden / 32);
         normed.resize(m.rows * m.hidden);
@@ -102,7 +102,7 @@ struct ExpertLayer {
         chosen.resize(m.rows * m.n_used);
         weights.assign(m.rows * (m.n_used + 1), NAN);
         for (uint32_t r = 0; r < m.rows; r++) {
-            ProduceArgs p{};
+            QuantizeInputArgs p{};
             p.x = x + r * m.hidden;
             p.norm = norm;
             p.q8 = q8.data() + r * m.hidden;
@@ -112,7 +112,7 @@ struct ExpertLayer {
             p.groups = m.hidden / 32;
             p.source = m.normed ? NORM : COPY;
             p.inverse_len = 1.0f / (float)m.hidden;
-            run(m.name, "norm", 1, 512, [&] { ::produce(p); });
+            run(m.name, "norm", 1, 512, [&] { ::quantize_input(p); });
             RouterArgs a = router_args();
             a.x = normed.data() + r * m.hidden;
             a.out = scores.data() + r * n_scores;
@@ -208,14 +208,14 @@ struct ExpertLayer {
         }
         std::vector<int8_t> inner(m.n_ff);
         std::vector<float> inner_scale(m.n_ff / 32);
-        ProduceArgs p{};
+        QuantizeInputArgs p{};
         p.x = v.data();
         p.q8 = inner.data();
         p.q8_scale = inner_scale.data();
         p.len = p.x_stride = m.n_ff;
         p.groups = m.n_ff / 32;
         p.source = COPY;
-        run(m.name, "int8", 1, 512, [&] { ::produce(p); });
+        run(m.name, "int8", 1, 512, [&] { ::quantize_input(p); });
         return {v, times(down, down_bias, expert, m.hidden, m.n_ff, inner.data(), inner_scale.data())};
     }
 };

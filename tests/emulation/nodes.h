@@ -18,11 +18,11 @@ class Nodes {
         exit(1);
     }
     // Writes int8 and its scales, and gives the f32.
-    std::vector<float> produce(const float* x, uint32_t len, Source source, const NormArgs& norm) {
+    std::vector<float> quantize_input(const float* x, uint32_t len, Source source, const NormArgs& norm) {
         std::vector<float> out(len);
         q8.assign(len, 0);
         q8_scale.assign(len / 32, 0.0f);
-        ProduceArgs a{};
+        QuantizeInputArgs a{};
         a.x = x;
         a.norm = norm;
         a.q8 = q8.data();
@@ -34,7 +34,7 @@ class Nodes {
         a.source = source;
         a.inverse_len = 1.0f / (float)len;
         a.activation.kind = model.n.gated ? SILU : GELU_TANH;
-        run(1, 512, [&] { ::produce(a); });
+        run(1, 512, [&] { ::quantize_input(a); });
         return out;
     }
     std::vector<float> product(const Matrix& m, const float* residual) {
@@ -68,16 +68,16 @@ public:
 
     // A matrix times the norm of a row.
     std::vector<float> normed(const Matrix& m, const NormArgs& norm, const float* x) {
-        produce(x, model.n.hidden, NORM, norm);
+        quantize_input(x, model.n.hidden, NORM, norm);
         return product(m, NULL);
     }
     // A matrix times a row, and a residual.
     std::vector<float> added(const Matrix& m, const float* x, const float* residual) {
-        produce(x, m.groups * 32, COPY, NormArgs{});
+        quantize_input(x, m.groups * 32, COPY, NormArgs{});
         return product(m, residual);
     }
     std::vector<float> activation(const std::vector<float>& up) {
-        return produce(up.data(), model.n.n_ff, model.n.gated ? GATED : ACTIVATED, NormArgs{});
+        return quantize_input(up.data(), model.n.n_ff, model.n.gated ? GATED : ACTIVATED, NormArgs{});
     }
     // By W warps a block, with tiles in so many stages.
     template <int STAGES = 3, int W = 4> std::vector<float> attention(uint32_t layer, const float* qkv) {

@@ -189,7 +189,7 @@ impl<'a> Adapters<'a> {
     }
 
     /// Works `A x` out for these products of the kept input.
-    pub fn narrow(&self, pass: &Pass, products: &[&Product]) -> Result<()> {
+    pub fn lora_down(&self, pass: &Pass, products: &[&Product]) -> Result<()> {
         assert!(products.len() <= TOGETHER);
         let count = pass.tokens.count;
         let (mut tasks, mut cost) = (0, 0);
@@ -225,11 +225,11 @@ impl<'a> Adapters<'a> {
     }
 
     /// Adds what a token's adapters have to rows of the product at an index among those of
-    /// [`narrow`](Adapters::narrow).
+    /// [`lora_down`](Adapters::lora_down).
     ///
     /// # Safety
-    /// The processor has `isa`; `narrow` is complete, and nobody writes what it has made.
-    pub unsafe fn widen(
+    /// The processor has `isa`; `lora_down` is complete, and nobody writes what it has made.
+    pub unsafe fn lora_up(
         &self,
         isa: Isa,
         token: usize,
@@ -241,7 +241,7 @@ impl<'a> Adapters<'a> {
             return;
         };
         for (pair, scale, at) in Adapters::pairs(set, product) {
-            // SAFETY: by contract, the processor has `isa`, `narrow` is complete, and nobody writes what it has made.
+            // SAFETY: by contract, the processor has `isa`, `lora_down` is complete, and nobody writes what it has made.
             unsafe {
                 let thin = &*self.thin.part(self.thin_at(token, index) + at, pair.rank);
                 let (first, stride) = (rows.start, pair.outputs);

@@ -99,11 +99,11 @@ impl Tokens<'_> {
     }
 
     /// Adds what the adapters of a token's session have to rows of the product at an index among those of
-    /// [`narrow`](Pass::narrow).
+    /// [`lora_down`](Pass::lora_down).
     ///
     /// # Safety
-    /// In a phase after `narrow`; `y` gives rows that are this thread's.
-    pub unsafe fn widen<'y>(
+    /// In a phase after `lora_down`; `y` gives rows that are this thread's.
+    pub unsafe fn lora_up<'y>(
         &self,
         token: usize,
         product: (usize, &Product),
@@ -111,9 +111,9 @@ impl Tokens<'_> {
         y: impl FnOnce() -> &'y mut [f32],
     ) {
         if let Some(adapters) = &self.adapters {
-            // SAFETY: by contract, `narrow` is complete, and `y` gives rows that are this thread's;
+            // SAFETY: by contract, `lora_down` is complete, and `y` gives rows that are this thread's;
             // the weights' instruction set is the processor's.
-            unsafe { adapters.widen(self.isa(), token, product, rows, y()) }
+            unsafe { adapters.lora_up(self.isa(), token, product, rows, y()) }
         }
     }
 }
@@ -537,9 +537,9 @@ impl Pass<'_, '_> {
     }
 
     /// Readies what the sessions' adapters add to these products of the encoded input.
-    fn narrow(&self, products: &[&Product]) -> Result<()> {
+    fn lora_down(&self, products: &[&Product]) -> Result<()> {
         match &self.tokens.adapters {
-            Some(adapters) => adapters.narrow(self, products),
+            Some(adapters) => adapters.lora_down(self, products),
             None => Ok(()),
         }
     }
@@ -547,7 +547,7 @@ impl Pass<'_, '_> {
     /// The products of the encoded input, `outs[i]` becomes that of `products[i]`, without biases.
     pub fn products<const N: usize>(&self, products: [&Product; N], outs: [Rows; N]) -> Result<()> {
         let tokens = self.tokens;
-        self.narrow(&products)?;
+        self.lora_down(&products)?;
         self.rows(products, move |me, i, rows| {
             let (out, stride) = (outs[i].span.base(), outs[i].stride);
             let matrix = &products[i].matrix;
@@ -557,7 +557,7 @@ impl Pass<'_, '_> {
                 matrix.mul(tokens.input, n, rows.clone(), out, stride, &mut me.unpacked);
                 for t in 0..tokens.count {
                     let y = || outs[i].span.part(t * stride + rows.start, rows.len());
-                    tokens.widen(t, (i, products[i]), rows.clone(), y);
+                    tokens.lora_up(t, (i, products[i]), rows.clone(), y);
                 }
             }
         })
@@ -579,7 +579,7 @@ impl Pass<'_, '_> {
         self.encode(norm, from, product.matrix.encodings())?;
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let (n, hidden) = (tokens.count, b.sizes.hidden);
-        self.narrow(&[product])?;
+        self.lora_down(&[product])?;
         self.rows([product], move |me, _, rows| {
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
             unsafe {
@@ -590,7 +590,7 @@ impl Pass<'_, '_> {
                 for t in 0..n {
                     let at = t * hidden + rows.start;
                     let (x, y) = (b.x.part(at, rows.len()), b.y.part(at, rows.len()));
-                    tokens.widen(t, (0, product), rows.clone(), || &mut *y);
+                    tokens.lora_up(t, (0, product), rows.clone(), || &mut *y);
                     match post.norm {
                         None => add_scaled(x, y, bias, post.scale),
                         Some(_) => add_bias(y, bias),
@@ -636,8 +636,8 @@ impl Pass<'_, '_> {
             _ => usize::MAX,
         };
         match &dense.gate {
-            Some(gate) => self.narrow(&[gate, &dense.up])?,
-            None => self.narrow(&[&dense.up])?,
+            Some(gate) => self.lora_down(&[gate, &dense.up])?,
+            None => self.lora_down(&[&dense.up])?,
         }
         // Both have the same shape.
         let total = quanta(dense.first());
@@ -671,10 +671,10 @@ impl Pass<'_, '_> {
                     for t in 0..n {
                         let gate = b.gate.part(t * stride + rows.start, rows.len());
                         let up = || up.part(at + t * each, rows.len());
-                        tokens.widen(t, (0, dense.first()), rows.clone(), || &mut *gate);
+                        tokens.lora_up(t, (0, dense.first()), rows.clone(), || &mut *gate);
                         let up = dense.gate.is_some().then(up);
                         let up = up.map(|up| {
-                            tokens.widen(t, (1, &dense.up), rows.clone(), || &mut *up);
+                            tokens.lora_up(t, (1, &dense.up), rows.clone(), || &mut *up);
                             up
                         });
                         dense.activate(isa, rows.clone(), gate, up);
@@ -692,7 +692,7 @@ impl Pass<'_, '_> {
         let (tokens, weights) = (self.tokens, self.tokens.weights);
         let (head, n_vocab) = (&weights.head, weights.n_vocab);
         self.encode(Some(&weights.final_norm), from, head.matrix.encodings())?;
-        self.narrow(&[head])?;
+        self.lora_down(&[head])?;
         self.rows([head], move |me, _, rows| {
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
             unsafe {
@@ -702,7 +702,7 @@ impl Pass<'_, '_> {
                 matrix.mul(tokens.input, 0..n, rows.clone(), base, n_vocab, unpacked);
                 for t in 0..n {
                     let part = out.part(t * n_vocab + rows.start, rows.len());
-                    tokens.widen(t, (0, head), rows.clone(), || &mut *part);
+                    tokens.lora_up(t, (0, head), rows.clone(), || &mut *part);
                     finish_logits(weights, rows.clone(), part);
                 }
             }

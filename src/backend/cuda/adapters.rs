@@ -23,9 +23,9 @@ const THIN_ROWS: usize = 512;
 /// Input rows that a block takes of one session.
 const ROWS_AT_ONCE: u32 = 8;
 const THREADS: u32 = 128;
-/// As `NARROW_THREADS` of adapters.cuh.
-const NARROW_THREADS: u32 = 512;
-/// Parts of a row of `A`, as `NARROW_PARTS` of adapters.cuh.
+/// As `LORA_DOWN_THREADS` of adapters.cuh.
+const LORA_DOWN_THREADS: u32 = 512;
+/// Parts of a row of `A`, as `LORA_DOWN_PARTS` of adapters.cuh.
 const PARTS: usize = 16;
 /// Behind the pairs of a product, these bytes are asked for, too: they are those of the next one, as a rule.
 const PAIRS_BEHIND: usize = 256;
@@ -35,7 +35,7 @@ const MOST_RANKS: usize = 256;
 /// Rows of `B` have a multiple of so many elements.
 const RANKS: usize = 8;
 /// Blocks that share the rows of the pairs of an input row.
-const NARROW_BLOCKS: u32 = 64;
+const LORA_DOWN_BLOCKS: u32 = 64;
 /// Numbers of pairs begin at a multiple of this.
 const ALIGNMENT: usize = 256;
 
@@ -558,24 +558,24 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub(super) unsafe fn narrow(&self, stream: &Stream, of: &Adaptation) -> Result<()> {
+    pub(super) unsafe fn lora_down(&self, stream: &Stream, of: &Adaptation) -> Result<()> {
         let (name, rows) = match of.is_chunk {
-            false => ("narrow", of.args.rows),
-            true => ("narrow_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
+            false => ("lora_down", of.args.rows),
+            true => ("lora_down_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
         };
-        let grid = (NARROW_BLOCKS, rows, 1);
+        let grid = (LORA_DOWN_BLOCKS, rows, 1);
         // SAFETY: by contract, all addresses are valid.
-        unsafe { self.launch(stream, name, grid, NARROW_THREADS, 0, &of.args) }
+        unsafe { self.launch(stream, name, grid, LORA_DOWN_THREADS, 0, &of.args) }
     }
 
     /// Adds `B (A x)` to the product.
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub(super) unsafe fn widen(&self, stream: &Stream, of: &Adaptation) -> Result<()> {
+    pub(super) unsafe fn lora_up(&self, stream: &Stream, of: &Adaptation) -> Result<()> {
         let (name, rows) = match of.is_chunk {
-            false => ("widen", of.args.rows),
-            true => ("widen_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
+            false => ("lora_up", of.args.rows),
+            true => ("lora_up_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
         };
         let grid = (of.args.outputs.div_ceil(THREADS), rows, 1);
         // SAFETY: by contract, all addresses are valid.
@@ -591,8 +591,8 @@ impl Kernels {
             of.args.rows = (of.rows - of.args.first_row).min(THIN_ROWS as u32);
             // SAFETY: by contract, all addresses are valid.
             unsafe {
-                self.narrow(stream, &of)?;
-                self.widen(stream, &of)?;
+                self.lora_down(stream, &of)?;
+                self.lora_up(stream, &of)?;
             }
             of.args.first_row += of.args.rows;
         }

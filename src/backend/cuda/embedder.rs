@@ -531,21 +531,21 @@ impl CudaEmbedder {
             Some(_) => from,
             None => chunk.rows.residual,
         };
-        let norm = args::AddBranch {
+        let norm = args::ResidualAdd {
             x: normed.address,
             out: normed.address,
             stride: normed.stride,
-            ..plan.add_branch(normed.stride, Some(plan.final_norm), 1.0)
+            ..plan.residual_add(normed.stride, Some(plan.final_norm), 1.0)
         };
         // SAFETY: addresses of the weights, which `run` keeps on the device, and of this memory.
         unsafe {
             match of_one_row {
                 Some(pooling) => {
                     eval.kernels.pool_texts(stream, &pool(pooling), count)?;
-                    eval.kernels.add_branch(stream, &norm, count)?;
+                    eval.kernels.residual_add(stream, &norm, count)?;
                 }
                 None => {
-                    eval.kernels.add_branch(stream, &norm, rows)?;
+                    eval.kernels.residual_add(stream, &norm, rows)?;
                     if route.pooling == Pooling::None {
                         return Ok(normed);
                     }

@@ -103,20 +103,20 @@ impl Evaluation<'_> {
     /// # Safety
     /// *weights*, *workspace*, of which `at` and `addition` name parts.
     pub(super) unsafe fn add(&self, at: &AllRows, addition: &Addition, count: u32) -> Result<()> {
-        let add = args::AddBranch {
+        let add = args::ResidualAdd {
             x: at.of(addition.from).address,
             base: addition.base.map_or(0, |base| at.of(base).address),
             out: at.of(addition.to).address,
             ..self
                 .plan
-                .add_branch(at.of(addition.from).stride, addition.norm, addition.scale)
+                .residual_add(at.of(addition.from).stride, addition.norm, addition.scale)
         };
-        let add = args::AddBranch {
+        let add = args::ResidualAdd {
             out_scale: addition.out_scale,
             ..add
         };
         // SAFETY: by contract, addresses of the *weights* and the *workspace*.
-        unsafe { self.kernels.add_branch(self.stream, &add, count) }
+        unsafe { self.kernels.residual_add(self.stream, &add, count) }
     }
 
     /// [`Operations::combine`](super::walk::Operations::combine) for `count` rows.

@@ -186,21 +186,21 @@ impl HostRows {
                 self.most
             );
         }
-        let there = args::AddBranch {
+        let there = args::ResidualAdd {
             x: residual.address,
             out: self.shared.memory.address(),
-            ..eval.plan.add_branch(residual.stride, None, 1.0)
+            ..eval.plan.residual_add(residual.stride, None, 1.0)
         };
-        let back = args::AddBranch {
+        let back = args::ResidualAdd {
             x: self.shared.memory.address(),
             out: residual.address,
             ..there
         };
         // SAFETY: by contract, addresses of the *workspace*; the call lives as long as this structure.
         unsafe {
-            eval.kernels.add_branch(eval.stream, &there, count)?;
+            eval.kernels.residual_add(eval.stream, &there, count)?;
             eval.stream.call(run, self.call(layer, count)?)?;
-            eval.kernels.add_branch(eval.stream, &back, count)
+            eval.kernels.residual_add(eval.stream, &back, count)
         }
     }
 

@@ -25,8 +25,8 @@ const MATVEC_ROWS: [usize; 2] = [1, 4];
 const PREFETCH_BYTES: u64 = 24 << 20;
 /// At least the static shared memory of a matvec block.
 const STATIC_SHARED: usize = 2048;
-/// Threads of the `produce` kernel for rows that one block handles.
-const PRODUCE_THREADS: u32 = 1024;
+/// Threads of the `quantize_input` kernel for rows that one block handles.
+const QUANTIZE_INPUT_THREADS: u32 = 1024;
 
 /// A launch of a matvec kernel, but for the addresses of its input and output.
 pub(super) struct MatvecPlan {
@@ -76,8 +76,8 @@ impl Kernels {
             ("repack", "unpack_f32", 0),
             ("embed", "embed", 0),
             ("embed", "layer_inputs", 0),
-            ("norm", "produce", 0),
-            ("norm", "add_branch", 0),
+            ("norm", "quantize_input", 0),
+            ("norm", "residual_add", 0),
             ("norm", "norm_parts", 0),
             ("norm", "finish_logits", 0),
             ("matmul", "matmul", self.matmul_shared()),
@@ -86,10 +86,10 @@ impl Kernels {
             ("sample", "penalize", 0),
             ("sample", "best", 0),
             ("sample", "finish", 0),
-            ("adapters", "narrow", 0),
-            ("adapters", "narrow_8", 0),
-            ("adapters", "widen", 0),
-            ("adapters", "widen_8", 0),
+            ("adapters", "lora_down", 0),
+            ("adapters", "lora_down_8", 0),
+            ("adapters", "lora_up", 0),
+            ("adapters", "lora_up_8", 0),
             ("ranks", "rank_sum", 0),
             ("ranks", "rank_logits", 0),
             ("ranks", "rank_pack", 0),
@@ -299,7 +299,12 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub unsafe fn produce(&self, stream: &Stream, args: &args::Produce, rows: u32) -> Result<()> {
+    pub unsafe fn quantize_input(
+        &self,
+        stream: &Stream,
+        args: &args::QuantizeInput,
+        rows: u32,
+    ) -> Result<()> {
         let whole_row = args.norm.weight != 0 || args.f16 != 0;
         let width = args.groups * 32;
         let threads = width.div_ceil(4).next_multiple_of(32);
@@ -307,20 +312,20 @@ impl Kernels {
             // Sixteen elements a thread stay in registers. Short rows have small blocks, of which a multiprocessor holds many: it
             // takes that many bytes on their way.
             let threads = width.div_ceil(16).next_multiple_of(32);
-            (1, threads.clamp(64, PRODUCE_THREADS))
+            (1, threads.clamp(64, QUANTIZE_INPUT_THREADS))
         } else if whole_row {
             // Rows of a decode step fit half a block's registers, which leaves room beside it.
             let most = if width <= 16 * 512 {
                 512
             } else {
-                PRODUCE_THREADS
+                QUANTIZE_INPUT_THREADS
             };
             (1, threads.min(most))
         } else {
             (width.div_ceil(1024), threads.min(256))
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "produce", (parts, rows, 1), threads, 0, args) }
+        unsafe { self.launch(stream, "quantize_input", (parts, rows, 1), threads, 0, args) }
     }
 
     /// `out = matrix * input (+ bias) (+ residual)` for `batch` rows of input; `residual` is 0 or the
@@ -503,10 +508,10 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub unsafe fn add_branch(
+    pub unsafe fn residual_add(
         &self,
         stream: &Stream,
-        args: &args::AddBranch,
+        args: &args::ResidualAdd,
         rows: u32,
     ) -> Result<()> {
         // Four elements a thread, where they lie at multiples of their size.
@@ -517,7 +522,7 @@ impl Kernels {
         };
         let threads = args.len.div_ceil(each).next_multiple_of(32).min(1024);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "add_branch", (rows, 1, 1), threads, 0, args) }
+        unsafe { self.launch(stream, "residual_add", (rows, 1, 1), threads, 0, args) }
     }
 
     /// Adds up what all ranks have.

@@ -509,9 +509,9 @@ pub(super) fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
 
 impl LayerInputPlan {
     /// The arguments that make the input of the projection from what the gate has left, but for its form.
-    pub(super) fn weighted(&self, layer: usize, rows: &AllRows) -> args::Produce {
+    pub(super) fn weighted(&self, layer: usize, rows: &AllRows) -> args::QuantizeInput {
         let len = self.gate.rows;
-        args::Produce {
+        args::QuantizeInput {
             x: rows.wide.address,
             x_stride: rows.wide.stride,
             len,
@@ -527,8 +527,8 @@ impl LayerInputPlan {
 
 impl MlpPlan {
     /// The arguments that make the input of `down` from the output of `up`, but for its forms.
-    pub(super) fn inner(&self, rows: &AllRows) -> args::Produce {
-        args::Produce {
+    pub(super) fn inner(&self, rows: &AllRows) -> args::QuantizeInput {
+        args::QuantizeInput {
             x: rows.wide.address,
             x_stride: rows.wide.stride,
             norm: self.inner_norm.unwrap_or_default(),
@@ -895,13 +895,13 @@ impl Plan {
     }
 
     /// The arguments that add rows, so many floats apart, to the residual stream, but for their addresses.
-    pub fn add_branch(
+    pub fn residual_add(
         &self,
         x_stride: u32,
         norm: Option<args::Norm>,
         scale: f32,
-    ) -> args::AddBranch {
-        args::AddBranch {
+    ) -> args::ResidualAdd {
+        args::ResidualAdd {
             norm: norm.unwrap_or_default(),
             scale,
             len: self.hidden,

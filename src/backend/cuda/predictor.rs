@@ -123,7 +123,7 @@ impl ChunkOperations<'_> {
             let both = (rows.residual, rows.wide);
             self.eval.enter(entry, Some(states), both, self.rows)?;
         }
-        self.produce(args::Produce {
+        self.quantize_input(args::QuantizeInput {
             x: rows.wide.address,
             x_stride: rows.wide.stride,
             len: 2 * self.eval.plan.hidden,

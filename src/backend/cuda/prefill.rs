@@ -417,7 +417,7 @@ impl Operations for ChunkOperations<'_> {
         let rows = &self.at().rows;
         self.input(None, own.gate.groups, 0)?;
         self.matmul(&own.gate, rows.wide, 0)?;
-        self.produce(own.weighted(layer, rows))?;
+        self.quantize_input(own.weighted(layer, rows))?;
         Ok(Written)
     }
 

@@ -13,7 +13,7 @@ const STATIC_SHARED: usize = 1024;
 /// Bytes of a group of the input in shared memory.
 const INPUT_BYTES: usize = 36;
 /// As of adapters.cuh.
-const NARROW_PARTS: usize = 16;
+const LORA_DOWN_PARTS: usize = 16;
 /// Bytes that a block keeps of a row of `B`, with what is to be known of it.
 const KEPT_OF_ROW: usize = 64;
 /// Widest row that a norm takes: what the registers of a block hold.
@@ -93,8 +93,8 @@ impl ProductPlan {
 
     /// How much that is, as `Adapting` lays it out: `A x`, first parts of `A`, rows of `B`.
     fn adapted_bytes(&self, ranks: usize) -> usize {
-        let parts = (ranks * NARROW_PARTS).div_ceil(self.grid as usize);
-        let part = (self.args.groups as usize * 4).div_ceil(NARROW_PARTS * 32) * 512;
+        let parts = (ranks * LORA_DOWN_PARTS).div_ceil(self.grid as usize);
+        let part = (self.args.groups as usize * 4).div_ceil(LORA_DOWN_PARTS * 32) * 512;
         let rows = self.most_rows.min(WARPS * 32);
         (ranks * 4).next_multiple_of(16) + parts.min(WARPS) * part + rows * KEPT_OF_ROW
     }

@@ -47,7 +47,7 @@ pub struct AdapterPiece {
 pub struct Adapted {
     /// Of its linear layers, `uses` each.
     pub pairs: ConstPtr<AdapterPair>,
-    /// `[n_linears][ranks][NARROW_PARTS]` parts of A x: a float and, above it, `tag` once it is there.
+    /// `[n_linears][ranks][LORA_DOWN_PARTS]` parts of A x: a float and, above it, `tag` once it is there.
     pub words: Ptr<u64>,
     pub uses: u32,
     pub ranks: u32,

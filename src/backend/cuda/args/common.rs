@@ -274,7 +274,7 @@ pub struct LayerInputs {
     pub scale: f32,
 }
 
-/// `Source` of `ProduceArgs`.
+/// `Source` of `QuantizeInputArgs`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -309,10 +309,10 @@ pub struct Activation {
     pub limit: f32,
 }
 
-/// `ProduceArgs`.
+/// `QuantizeInputArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Produce {
+pub struct QuantizeInput {
     /// `[rows][x_stride]`.
     pub x: ConstPtr<f32>,
     /// NORM; of the others the norm of what they make, or weight NULL: none.
@@ -346,13 +346,13 @@ pub struct Produce {
     pub padding: u32,
 }
 
-/// `AddBranchArgs`.
+/// `ResidualAddArgs`.
 ///
 /// What a block adds to the residual stream where that is more than a product's output: its norm, or
 /// its multiple. out = out_scale * (base + scale * norm(x)).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct AddBranch {
+pub struct ResidualAdd {
     /// `[rows][x_stride]`.
     pub x: ConstPtr<f32>,
     /// `[rows][stride]`; NULL: zeros.
@@ -717,8 +717,8 @@ const _: () = {
     assert!(size_of::<Embed>() == 96);
     assert!(size_of::<LayerInputs>() == 88);
     assert!(size_of::<Norm>() == 24);
-    assert!(size_of::<Produce>() == 136);
-    assert!(size_of::<AddBranch>() == 72);
+    assert!(size_of::<QuantizeInput>() == 136);
+    assert!(size_of::<ResidualAdd>() == 72);
     assert!(size_of::<NormParts>() == 80);
     assert!(size_of::<Logits>() == 24);
     assert!(size_of::<Segment>() == 40);

@@ -425,7 +425,7 @@ impl ChunkOperations<'_> {
     pub(in crate::backend::cuda) fn attended(&self, attention: &AttentionPlan) -> Result<()> {
         let (at, qkv) = (&self.at().attention, self.at().rows.wide);
         let heads = attention.n_heads * attention.head_dim;
-        self.produce(args::Produce {
+        self.quantize_input(args::QuantizeInput {
             x: at.attended,
             x_stride: heads,
             len: heads,

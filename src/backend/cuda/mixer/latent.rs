@@ -348,7 +348,7 @@ impl ChunkOperations<'_> {
                     stride: latent.q_len(),
                 };
                 let len = latent.first_len();
-                self.produce(args::Produce {
+                self.quantize_input(args::QuantizeInput {
                     x: wide.address,
                     norm: *norm,
                     x_stride: wide.stride,
@@ -394,7 +394,7 @@ impl ChunkOperations<'_> {
             let product = latent.values_product(gathered, rows.values, self.rows);
             e.kernels.head_product(e.stream, &product, latent.n_heads)?;
         }
-        self.produce(args::Produce {
+        self.quantize_input(args::QuantizeInput {
             x: rows.values,
             x_stride: latent.values_len(),
             len: latent.values_len(),

@@ -244,7 +244,7 @@ impl ChunkOperations<'_> {
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe { e.kernels.convolve(e.stream, &conv, None)? };
         let channels = plan.scan.channels;
-        let copy = |rows: Span, len: u32, groups: u32| args::Produce {
+        let copy = |rows: Span, len: u32, groups: u32| args::QuantizeInput {
             x: rows.address,
             x_stride: rows.stride,
             len,
@@ -252,13 +252,13 @@ impl ChunkOperations<'_> {
             source: args::Source::Copy as u32,
             ..Default::default()
         };
-        self.produce(copy(rows.convolved, channels, plan.short.groups))?;
+        self.quantize_input(copy(rows.convolved, channels, plan.short.groups))?;
         self.matmul(&plan.short, rows.short, 0)?;
         let steps = plan.channels(rows.steps);
         let form = copy(rows.short, plan.rank, plan.dt.groups);
-        self.produce(match plan.dt_norm {
+        self.quantize_input(match plan.dt_norm {
             None => form,
-            Some(norm) => args::Produce {
+            Some(norm) => args::QuantizeInput {
                 norm,
                 source: args::Source::Norm as u32,
                 inverse_len: 1.0 / plan.rank as f32,
@@ -273,6 +273,6 @@ impl ChunkOperations<'_> {
         };
         // SAFETY: as above.
         unsafe { e.kernels.selective_chunk(e.stream, &scan)? };
-        self.produce(copy(steps, channels, plan.output.groups))
+        self.quantize_input(copy(steps, channels, plan.output.groups))
     }
 }

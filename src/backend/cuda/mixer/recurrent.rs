@@ -421,7 +421,7 @@ impl ChunkOperations<'_> {
                 }
             }
         }
-        self.produce(args::Produce {
+        self.quantize_input(args::QuantizeInput {
             x: out,
             x_stride: plan.len,
             len: plan.len,

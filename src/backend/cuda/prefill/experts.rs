@@ -87,7 +87,7 @@ impl ChunkOperations<'_> {
             true => (e.n_ff, args::Source::Copy),
             false => (e.inner_width(), e.source()),
         };
-        let inner = args::Produce {
+        let inner = args::QuantizeInput {
             x: mine.inner,
             f16: mine.f16,
             f16_scale: mine.f16_scale,
@@ -100,7 +100,7 @@ impl ChunkOperations<'_> {
         };
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
         // SAFETY: addresses of the *workspace*, which `self` promises.
-        unsafe { kernels.produce(stream, &inner, self.pairs(e))? };
+        unsafe { kernels.quantize_input(stream, &inner, self.pairs(e))? };
         let down = args::ExpertMatmul {
             x: mine.f16,
             x_scale: mine.f16_scale,

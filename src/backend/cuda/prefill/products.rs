@@ -13,7 +13,7 @@ impl ChunkOperations<'_> {
     pub(super) fn mlp(&self, mlp: &MlpPlan) -> Result<()> {
         let (at, e) = (self.at(), &self.eval);
         let wide = at.rows.wide;
-        let mut produce = mlp.inner(&at.rows);
+        let mut quantize_input = mlp.inner(&at.rows);
         if e.kernels.gates(mlp) && !e.adapts(&mlp.up) {
             self.pause()?;
             self.unpack(&mlp.up, Some(mlp.n_ff))?;
@@ -23,14 +23,14 @@ impl ChunkOperations<'_> {
             };
             // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
             unsafe { e.kernels.matmul_gated(e.stream, &gated)? };
-            produce.source = args::Source::Copy as u32;
-            produce.largest = at.largest;
+            quantize_input.source = args::Source::Copy as u32;
+            quantize_input.largest = at.largest;
         } else {
             self.matmul(&mlp.up, wide, 0)?;
             // SAFETY: *workspace*, which `self` promises.
             unsafe { e.sparse_gates(&at.rows, mlp, self.rows)? };
         }
-        self.produce(produce)
+        self.quantize_input(quantize_input)
     }
 
     /// The input of a product, of rows of `groups` groups: the residual stream or its norm. It is written as
@@ -41,7 +41,7 @@ impl ChunkOperations<'_> {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
         };
-        self.produce(args::Produce {
+        self.quantize_input(args::QuantizeInput {
             x: at.rows.residual.address,
             norm: norm.unwrap_or_default(),
             x_stride: at.rows.residual.stride,
@@ -62,7 +62,7 @@ impl ChunkOperations<'_> {
         len: u32,
         matrix: &Matrix,
     ) -> Result<()> {
-        self.produce(args::Produce {
+        self.quantize_input(args::QuantizeInput {
             x: rows.address,
             x_stride: rows.stride,
             len,
@@ -74,15 +74,18 @@ impl ChunkOperations<'_> {
 
     /// Writes the input of a product, in the form that it reads. The addresses in `args` must be of the
     /// *weights* and the *workspace*.
-    pub fn produce(&self, args: args::Produce) -> Result<()> {
+    pub fn quantize_input(&self, args: args::QuantizeInput) -> Result<()> {
         let (at, e) = (self.at(), &self.eval);
-        let produce = args::Produce {
+        let quantize_input = args::QuantizeInput {
             f16: at.x,
             f16_scale: at.x_scale,
             ..args
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-        unsafe { e.kernels.produce(e.stream, &produce, self.rows) }
+        unsafe {
+            e.kernels
+                .quantize_input(e.stream, &quantize_input, self.rows)
+        }
     }
 
     /// `out = matrix * input + residual`, of the input that is there, with what adapters add; without residual where that is 0.

@@ -201,7 +201,7 @@ impl StepOperations<'_> {
     fn activate_inner(&self, e: &ExpertsPlan) -> Result<()> {
         let mine = &self.buffers.at().experts;
         let inputs = mine.inputs.only(e.down.forms());
-        let inner = args::Produce {
+        let inner = args::QuantizeInput {
             x: mine.inner,
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
@@ -215,7 +215,7 @@ impl StepOperations<'_> {
         };
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
         // SAFETY: addresses of the *workspace*, which `self` promises.
-        unsafe { kernels.produce(stream, &inner, self.pairs(e)) }
+        unsafe { kernels.quantize_input(stream, &inner, self.pairs(e)) }
     }
 
     pub(super) fn sum_experts(

@@ -132,7 +132,7 @@ impl StepOperations<'_> {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
         };
-        let produce = args::Produce {
+        let quantize_input = args::QuantizeInput {
             x: at.rows.residual.address,
             norm: norm.unwrap_or_default(),
             q8: inputs.q8,
@@ -148,7 +148,8 @@ impl StepOperations<'_> {
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
             let e = &self.eval;
-            e.kernels.produce(e.stream, &produce, self.batch)
+            e.kernels
+                .quantize_input(e.stream, &quantize_input, self.batch)
         }
     }
 
@@ -156,7 +157,7 @@ impl StepOperations<'_> {
     fn activate(&self, mlp: &MlpPlan) -> Result<()> {
         let at = self.buffers.at();
         let inputs = at.inputs.only(mlp.down.forms());
-        let produce = args::Produce {
+        let quantize_input = args::QuantizeInput {
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
@@ -165,7 +166,8 @@ impl StepOperations<'_> {
         // SAFETY: addresses of the *workspace*, which `self` promises.
         unsafe {
             let e = &self.eval;
-            e.kernels.produce(e.stream, &produce, self.batch)
+            e.kernels
+                .quantize_input(e.stream, &quantize_input, self.batch)
         }
     }
 
@@ -205,14 +207,17 @@ impl StepOperations<'_> {
     pub(super) fn weighted_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
         let (e, at) = (&self.eval, self.buffers.at());
         let inputs = at.inputs.only(own.projection.forms());
-        let produce = args::Produce {
+        let quantize_input = args::QuantizeInput {
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
             ..own.weighted(layer, &at.rows)
         };
         // SAFETY: addresses of the *workspace*, which `self` promises.
-        unsafe { e.kernels.produce(e.stream, &produce, self.batch)? };
+        unsafe {
+            e.kernels
+                .quantize_input(e.stream, &quantize_input, self.batch)?
+        };
         Ok(RowInput::Rounded(at.inputs))
     }
 
@@ -251,7 +256,7 @@ impl StepOperations<'_> {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
         };
-        let produce = args::Produce {
+        let quantize_input = args::QuantizeInput {
             x: rows.address,
             norm: norm.unwrap_or_default(),
             inverse_len: 1.0 / len as f32,
@@ -265,7 +270,10 @@ impl StepOperations<'_> {
             ..Default::default()
         };
         // SAFETY: addresses of the *workspace*, which `self` promises.
-        unsafe { e.kernels.produce(e.stream, &produce, self.batch)? };
+        unsafe {
+            e.kernels
+                .quantize_input(e.stream, &quantize_input, self.batch)?
+        };
         self.mark(Work::Norm, 0)
     }
 
@@ -307,7 +315,7 @@ impl StepOperations<'_> {
         unsafe {
             // While this is worked out, the product asks for its weights.
             if let Some(adaptation) = &adaptation {
-                e.kernels.narrow(e.stream, adaptation)?;
+                e.kernels.lora_down(e.stream, adaptation)?;
             }
             e.kernels.matvec(
                 e.stream,
@@ -319,7 +327,7 @@ impl StepOperations<'_> {
                 self.batch,
             )?;
             match &adaptation {
-                Some(adaptation) => e.kernels.widen(e.stream, adaptation),
+                Some(adaptation) => e.kernels.lora_up(e.stream, adaptation),
                 None => Ok(()),
             }
         }
