@@ -67,6 +67,41 @@ impl MakeRows for Columns {
     }
 }
 
+/// Makes some rows of every so many of a tensor.
+struct RowsOfEach {
+    whole: Tensor,
+    /// Rows from one set to the next.
+    period: usize,
+    /// Rows of a set, in this order; none of them empty.
+    pieces: Vec<Range<usize>>,
+}
+
+impl MakeRows for RowsOfEach {
+    fn make(&self, first: usize, mut out: &mut [u8]) -> Result<()> {
+        let row_bytes = self.whole.row_bytes();
+        let kept: usize = self.pieces.iter().map(Range::len).sum();
+        let (mut set, mut at) = (first / kept, first % kept);
+        while !out.is_empty() {
+            for piece in &self.pieces {
+                if at >= piece.len() {
+                    at -= piece.len();
+                    continue;
+                }
+                let n = (piece.len() - at).min(out.len() / row_bytes);
+                let (rows, behind) = out.split_at_mut(n * row_bytes);
+                if n > 0 {
+                    let from = set * self.period + piece.start + at;
+                    self.whole.read_rows(from, rows)?;
+                }
+                out = behind;
+                at = 0;
+            }
+            set += 1;
+        }
+        Ok(())
+    }
+}
+
 /// Tells the bytes of a tensor from those of others: see [`Tensor::id`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorId(usize, usize);
@@ -271,6 +306,39 @@ impl Tensor {
             bytes: bytes(columns.start)..bytes(columns.end),
         };
         Tensor::made(whole.name.clone(), whole.ty, dims, source)
+    }
+
+    /// Of each of `n` sets of rows of equal length the rows `pieces`, one below the other, as a tensor of the same name, whose bytes are
+    /// copied when they are read. `InvalidModel` where they are none or not all there.
+    pub fn rows_of_each(whole: &Tensor, n: usize, pieces: &[Range<usize>]) -> Result<Tensor> {
+        let period = whole.rows() / n.max(1);
+        let fits = |piece: &Range<usize>| piece.start < piece.end && piece.end <= period;
+        if n == 0 || period * n != whole.rows() || pieces.is_empty() || !pieces.iter().all(fits) {
+            fail!(
+                InvalidModel,
+                "tensor {}: rows {pieces:?} of each of {n} sets in {} rows",
+                whole.name,
+                whole.rows()
+            );
+        }
+        let kept: usize = pieces.iter().map(Range::len).sum();
+        let source = RowsOfEach {
+            whole: whole.clone(),
+            period,
+            pieces: pieces.to_vec(),
+        };
+        let dims = vec![whole.row_len(), kept * n];
+        Tensor::made(whole.name.clone(), whole.ty, dims, source)
+    }
+
+    /// The same elements of a tensor that is not quantized, as rows of `len`. Panics unless these are whole rows.
+    pub fn with_rows_of(&self, len: usize) -> Tensor {
+        let all = self.row_len() * self.rows();
+        assert!(all.is_multiple_of(len) && self.ty.block_len() == 1);
+        Tensor {
+            dims: vec![len, all / len],
+            ..self.clone()
+        }
     }
 
     /// Some elements of a tensor of one row that is not quantized, likewise.

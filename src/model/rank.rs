@@ -1,9 +1,12 @@
 //! A share of each layer of a network, as a network of its own: what a device runs where others run the rest of the same layers.
 //!
-//! Attention is shared by heads, a feed-forward part by its inner elements. Each rank has rows of the matrices that read the
-//! residual stream, and columns of those that add to it, so that the sum of what all ranks have is what the whole network adds.
+//! Attention is shared by heads, a feed-forward part by its inner elements, and so is each expert. Each rank has rows of the matrices
+//! that read the residual stream, and columns of those that add to it, so that the sum of what all ranks have is what the whole
+//! network adds. Routers are whole: every rank chooses the same experts.
 
-use super::{Attention, Block, FeedForward, Linear, Mixer, Mlp, Network, Norm};
+use super::{
+    Attention, Block, Experts, FeedForward, LatentAttention, Linear, Mixer, Mlp, Network, Norm,
+};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use std::ops::Range;
@@ -76,12 +79,20 @@ type Share<T> = std::result::Result<T, String>;
 fn block_share(block: &mut Block, rank: Rank) -> Share<()> {
     match &mut block.mixer {
         Mixer::Attention(attention) => attention_share(attention, rank)?,
-        _ => return Err("only attention is split by tensors so far".into()),
+        Mixer::Latent(latent) => latent_share(latent, rank)?,
+        _ => return Err("of mixers, only attention is split by tensors so far".into()),
     }
     match &mut block.feed_forward {
         FeedForward::Dense(mlp) => mlp_share(mlp, rank),
+        FeedForward::Experts(experts) => experts_share(experts, rank),
+        FeedForward::Both(both) => {
+            mlp_share(&mut both.mlp, rank)?;
+            experts_share(&mut both.experts, rank)
+        }
         FeedForward::OnHost(_) | FeedForward::None => Ok(()),
-        _ => Err("experts are not split by tensors so far".into()),
+        FeedForward::Latent(_) => {
+            Err("experts of a width of their own are not split by tensors so far".into())
+        }
     }
 }
 
@@ -167,12 +178,33 @@ fn heads_of(
     (!units.is_empty()).then_some((kv, heads))
 }
 
-fn mlp_share(mlp: &mut Mlp, rank: Rank) -> Share<()> {
-    if mlp.inner_norm.is_some() {
-        return Err("a norm over all inner elements needs all of them".into());
-    }
-    let block = mlp.down.weight.ty.block_len();
-    let n_ff = mlp.down.weight.row_len();
+/// All ranks have the latent vectors, and some heads each.
+fn latent_share(latent: &mut LatentAttention, rank: Rank) -> Share<()> {
+    let block = latent.output.weight.ty.block_len();
+    let (n, value_dim) = (latent.n_heads, latent.value_dim);
+    let unit =
+        (1..=n).find(|heads| (heads * value_dim).is_multiple_of(block) && n.is_multiple_of(*heads));
+    let units = rank.share(n / unit.unwrap_or(n));
+    let Some(unit) = unit.filter(|_| !units.is_empty()) else {
+        return Err(format!(
+            "{n} heads with {value_dim} elements each in blocks of {block} cannot be shared by {} devices",
+            rank.count
+        ));
+    };
+    let heads = units.start * unit..units.end * unit;
+    let of = |each: usize| heads.start * each..heads.end * each;
+    latent.q = rows_of(&latent.q, of(latent.plain_dim + latent.rotated()));
+    latent.to_latent = rows_of(&latent.to_latent, of(latent.rank));
+    latent.from_latent = rows_of(&latent.from_latent, of(value_dim));
+    latent.output = columns_of(&latent.output, of(value_dim), rank)?;
+    latent.n_heads = heads.len();
+    Ok(())
+}
+
+/// The inner elements of a rank, of `n_ff` that `down` reads.
+fn inner_of(down: &Linear, rank: Rank) -> Share<Range<usize>> {
+    let block = down.weight.ty.block_len();
+    let n_ff = down.weight.row_len();
     // Kernels like whole groups of rows.
     let unit = [256, 128, 64, 32, block]
         .into_iter()
@@ -185,11 +217,50 @@ fn mlp_share(mlp: &mut Mlp, rank: Rank) -> Share<()> {
             rank.count
         ));
     }
-    let inner = units.start * unit..units.end * unit;
+    Ok(units.start * unit..units.end * unit)
+}
+
+fn mlp_share(mlp: &mut Mlp, rank: Rank) -> Share<()> {
+    if mlp.inner_norm.is_some() {
+        return Err("a norm over all inner elements needs all of them".into());
+    }
+    let inner = inner_of(&mlp.down, rank)?;
     mlp.gate = mlp.gate.as_ref().map(|gate| rows_of(gate, inner.clone()));
     mlp.up = rows_of(&mlp.up, inner.clone());
     mlp.down = columns_of(&mlp.down, inner, rank)?;
     Ok(())
+}
+
+fn experts_share(experts: &mut Experts, rank: Rank) -> Share<()> {
+    let inner = inner_of(&experts.down, rank)?;
+    let (n, n_ff) = (experts.n_experts, experts.n_ff);
+    let of_each = |linear: &Linear, pieces: &[Range<usize>]| -> Share<Linear> {
+        let weight = Tensor::rows_of_each(&linear.weight, n, pieces).map_err(|e| e.message)?;
+        let bias = linear.bias.as_ref().map(|bias| {
+            let bias = bias.with_rows_of(n_ff);
+            Tensor::columns(&bias, inner.clone()).map_err(|e| e.message)
+        });
+        let bias = bias.transpose()?;
+        Ok(Linear { weight, bias })
+    };
+    if experts.fused {
+        let up = inner.start + n_ff..inner.end + n_ff;
+        experts.up = of_each(&experts.up, &[inner.clone(), up])?;
+        experts.gate = Some(experts.up.clone());
+    } else {
+        let gate = experts.gate.as_ref();
+        experts.gate = gate
+            .map(|gate| of_each(gate, std::slice::from_ref(&inner)))
+            .transpose()?;
+        experts.up = of_each(&experts.up, std::slice::from_ref(&inner))?;
+    }
+    experts.n_ff = inner.len();
+    experts.down = columns_of(&experts.down, inner.clone(), rank)?;
+    experts.sum_bias = experts.sum_bias.take().filter(|_| rank.index == 0);
+    match &mut experts.shared {
+        Some(shared) => mlp_share(&mut shared.mlp, rank),
+        None => Ok(()),
+    }
 }
 
 fn rows_of(linear: &Linear, rows: Range<usize>) -> Linear {

@@ -22,7 +22,14 @@ pub fn tests(tests: &mut Tests) {
         tests.push(("nccl::missing".into(), Box::new(move || missing(&expected))));
         return;
     }
-    for name in ["mistral", "gemma2", "qwen2", "gpt2"] {
+    for name in [
+        "mistral",
+        "gemma2",
+        "qwen2",
+        "gpt2",
+        "mixtral",
+        "deepseek_v2",
+    ] {
         let test = format!("nccl::{name}");
         tests.push((test, Box::new(move || family(name))));
     }

@@ -4,6 +4,7 @@
 //! do: by less than 1 % of the largest for the tiny families.
 
 use crate::common::states::*;
+use crate::common::tiny::Tiny;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use emberlm::backend::cuda::ranks::set_patience;
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// With norms behind parts, with windows, parallel, with biases and learned positions, with scales, with norms of heads, with gated
-/// attention, without gates.
+/// attention, without gates; with experts, of which some are shared or have biases, and beside a dense part; with latent attention.
 const FAMILIES: &[&str] = &[
     "mistral",
     "gemma2",
@@ -31,15 +32,24 @@ const FAMILIES: &[&str] = &[
     "starcoder2",
     "arcee",
     "apertus",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3moe",
+    "granite_moe",
+    "glm4_moe",
+    "ernie4_5_moe",
+    "gemma4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "minicpm3",
 ];
 
 /// Those that cannot be split so, and a word of the reason.
 const REFUSED: &[(&str, &str)] = &[
-    ("mixtral", "experts"),
-    ("gpt_oss", "experts"),
+    ("gpt_oss", "inner elements"),
     ("mamba", "attention"),
     ("lfm2", "attention"),
-    ("deepseek_v2", "attention"),
+    ("nemotron_h_moe", "attention"),
     ("olmo2", "norm over all heads"),
     ("gemma4_e", "inputs of layers"),
 ];
@@ -48,10 +58,11 @@ pub fn tests(tests: &mut Tests) {
     for &name in FAMILIES {
         tests.push((format!("ranks::{name}"), Box::new(move || family(name))));
     }
-    for name in ["mistral", "gemma2", "qwen2"] {
+    for name in ["mistral", "gemma2", "qwen2", "mixtral", "deepseek_v2"] {
         let test = format!("ranks::life::{name}");
         tests.push((test, Box::new(move || life(name))));
     }
+    tests.push(("ranks::biased_experts".into(), Box::new(biased_experts)));
     tests.push(("ranks::states".into(), Box::new(states)));
     tests.push(("ranks::refused".into(), Box::new(refused)));
     tests.push(("ranks::memory".into(), Box::new(memory)));
@@ -87,12 +98,29 @@ pub fn load(path: &Path) -> Arc<Model> {
 }
 
 fn family(name: &str) {
-    let path = path_of(name);
-    let one = logits(&load_on(&path, DeviceKind::Cuda, &LoadOptions::default()));
-    let two_model = load(&path);
+    compare(name, &path_of(name));
+}
+
+/// Experts and a shared one with biases, of which one rank has those of the sum.
+fn biased_experts() {
+    let tiny = Tiny {
+        experts: Some((5, 2)),
+        ff: 96,
+        biases: true,
+        shared_expert: true,
+        ..Tiny::default()
+    };
+    let dir = TempDir::new("gpu-rank-experts");
+    compare("biased experts", &dir.file("biased.gguf", &tiny.bytes()));
+}
+
+/// The logits of two GPUs beside those of one, and the same again.
+fn compare(name: &str, path: &Path) {
+    let one = logits(&load_on(path, DeviceKind::Cuda, &LoadOptions::default()));
+    let two_model = load(path);
     assert_eq!(two_model.details().parts.len(), 2);
     let two = logits(&two_model);
-    assert!(two == logits(&load(&path)), "{name}: not the same again");
+    assert!(two == logits(&load(path)), "{name}: not the same again");
     let mut largest = 0f32;
     for (i, (two, one)) in two.iter().zip(&one).enumerate() {
         let (difference, size) = apart(two, one);

@@ -14,4 +14,5 @@ mod huggingface;
 mod llama;
 mod packed;
 mod quantize;
+mod ranks;
 mod safetensors;

@@ -477,17 +477,34 @@ fn walk_experts<O: Operations>(
         base: addition.base,
         to: addition.to,
     };
-    if addition.is_plain() {
-        // The sum adds.
-        ops.combine(norm, experts, &sum)?;
-    } else {
-        let alone = ExpertSum {
-            base: None,
-            to: Rows::Wide,
-            ..sum
-        };
-        ops.combine(norm, experts, &alone)?;
-        ops.add(addition)?;
+    let alone = ExpertSum {
+        base: None,
+        to: Rows::Wide,
+        ..sum
+    };
+    match (addition.is_plain(), ops.is_rank()) {
+        // The sum of the experts adds.
+        (true, false) => ops.combine(norm, experts, &sum)?,
+        // That of the ranks does.
+        (true, true) => {
+            ops.combine(norm, experts, &alone)?;
+            ops.sum_ranks(Rows::Wide, sum.base, sum.to)?;
+        }
+        (false, is_rank) => {
+            // What follows scales.
+            ops.combine(
+                norm,
+                experts,
+                &ExpertSum {
+                    scale: 1.0,
+                    ..alone
+                },
+            )?;
+            if is_rank {
+                ops.sum_ranks(Rows::Wide, None, Rows::Wide)?;
+            }
+            ops.add(addition)?;
+        }
     }
     match joins {
         true => ops.mark(Work::Down, last),

@@ -17,6 +17,8 @@ struct Recorder {
     fails: Option<usize>,
     /// Whether the last product of experts comes with their sum.
     joins: bool,
+    /// Whether other ranks have shares of the layers.
+    is_rank: bool,
 }
 
 const NAMES: [&str; 7] = [
@@ -175,6 +177,15 @@ impl Operations for Recorder {
 
     fn joins(&self, _: Option<args::Norm>, _: &ExpertsPlan) -> bool {
         self.joins
+    }
+
+    fn is_rank(&self) -> bool {
+        self.is_rank
+    }
+
+    fn sum_ranks(&self, from: Rows, base: Option<Rows>, to: Rows) -> Result<()> {
+        let base = base.map(|base| format!("{base:?} + ")).unwrap_or_default();
+        self.line(format!("{to:?} = {base}{from:?} of all ranks"))
     }
 
     fn combine(&self, _: Option<args::Norm>, e: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
@@ -505,6 +516,47 @@ fn the_last_product_of_experts_may_come_with_their_sum() {
         "[down 200]",
     ];
     assert_eq!(recorder.lines.into_inner()[5..], want);
+}
+
+#[test]
+fn ranks_sum_what_their_shares_of_experts_make() {
+    let ranked = |block: &LayerPlan| {
+        let recorder = Recorder {
+            is_rank: true,
+            ..Recorder::default()
+        };
+        walk(&recorder, 3, block).unwrap();
+        let mut lines = recorder.lines.into_inner();
+        lines.retain(|line| !line.starts_with('['));
+        lines
+    };
+    let plain = LayerPlan {
+        feed_forward: experts(false),
+        ..block()
+    };
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Wide = output * attended",
+        "Residual = Residual + Wide of all ranks",
+        "routed = norm2(Residual)",
+        "experts' gate and up",
+        "experts' down",
+        "Wide = sum",
+        "Residual = Residual + Wide of all ranks",
+    ];
+    assert_eq!(ranked(&plain), want);
+    let normed = LayerPlan {
+        feed_forward: experts(false),
+        feed_forward_post_norm: norm(6),
+        ..block()
+    };
+    let want = [
+        "Wide = sum",
+        "Wide = Wide of all ranks",
+        "Residual = Residual + 1 * norm6(Wide)",
+    ];
+    assert_eq!(ranked(&normed)[7..], want);
 }
 
 #[test]
