@@ -1,4 +1,4 @@
-"""Writes blocks/<type>.bin, random blocks of every tensor type, and blocks/<type>.f32, the values that the `gguf` Python
+"""Writes blocks/<type>.bin, random blocks of every tensor type, and blocks/<type>.f32.xz, the values that the `gguf` Python
 package (made with 0.19) gives them, as little-endian singles. Usage: make_blocks.py, from any folder. Needs gguf, numpy.
 
 Values and small scales are random bytes. The f16 (or E8M0) scales of the first blocks are the extremes below, in all
@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as T
+from pack import pack_file
 
 # byte offsets of the f16 numbers in a block
 HALVES = {T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0], T.Q2_K: [80, 82], T.Q3_K: [108],
@@ -76,4 +77,5 @@ for t in [T.F32, T.F16, T.BF16, T.MXFP4, T.NVFP4, T.IQ1_M, *HALVES]:
     assert not np.isnan(x).any(), t.name
     (out / f"{t.name}.bin").write_bytes(b.tobytes())
     (out / f"{t.name}.f32").write_bytes(x.tobytes())
+    pack_file(out / f"{t.name}.f32")
     print(f"{t.name}: {len(b)} blocks")

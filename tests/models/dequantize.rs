@@ -2,6 +2,7 @@
 //! that `data/make_blocks.py` wrote.
 
 use crate::common::quantize::quantize_row;
+use crate::common::xz;
 use emberlm::quant::{TensorType, dequantize_row};
 use std::path::{Path, PathBuf};
 
@@ -9,14 +10,18 @@ fn data(name: &str, ending: &str) -> Vec<u8> {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/data/blocks")
         .join(format!("{name}.{ending}"));
-    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    let data = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    match ending.ends_with(".xz") {
+        true => xz::unpacked(&data),
+        false => data,
+    }
 }
 
 #[test]
 fn equals_the_gguf_package() {
     for ty in TensorType::ALL {
         let blocks = data(ty.name(), "bin");
-        let expected: Vec<u32> = data(ty.name(), "f32")
+        let expected: Vec<u32> = data(ty.name(), "f32.xz")
             .as_chunks()
             .0
             .iter()
