@@ -101,13 +101,12 @@ fn family(name: &str) {
     compare(name, &path_of(name));
 }
 
-/// Experts and a shared one with biases, of which one rank has those of the sum.
+/// Experts with biases, of which one rank has those of what is added.
 fn biased_experts() {
     let tiny = Tiny {
         experts: Some((5, 2)),
         ff: 96,
         biases: true,
-        shared_expert: true,
         ..Tiny::default()
     };
     let dir = TempDir::new("gpu-rank-experts");

@@ -364,23 +364,26 @@ fn output<O: Operations>(
     input: &O::Input,
     addition: &Addition,
 ) -> Result<()> {
-    let adds = addition.is_plain() && addition.scale == 1.0;
-    match (adds, ops.is_rank()) {
-        // The product adds.
-        (true, false) => ops.product(matrix, input, addition.to, addition.base),
-        // The sum does.
-        (true, true) => {
-            ops.product(matrix, input, Rows::Wide, None)?;
-            ops.sum_ranks(Rows::Wide, addition.base, addition.to)
-        }
-        (false, is_rank) => {
-            ops.product(matrix, input, Rows::Wide, None)?;
-            if is_rank {
-                ops.sum_ranks(Rows::Wide, None, Rows::Wide)?;
-            }
-            ops.add(addition)
-        }
+    if ops.is_rank() {
+        ops.product(matrix, input, Rows::Wide, None)?;
+        return add_ranks(ops, addition);
     }
+    if addition.is_plain() && addition.scale == 1.0 {
+        // The product adds.
+        return ops.product(matrix, input, addition.to, addition.base);
+    }
+    ops.product(matrix, input, Rows::Wide, None)?;
+    ops.add(addition)
+}
+
+/// Adds what all ranks have in `Wide`.
+fn add_ranks<O: Operations>(ops: &O, addition: &Addition) -> Result<()> {
+    if addition.is_plain() && addition.scale == 1.0 {
+        // The sum adds.
+        return ops.sum_ranks(Rows::Wide, addition.base, addition.to);
+    }
+    ops.sum_ranks(Rows::Wide, None, Rows::Wide)?;
+    ops.add(addition)
 }
 
 /// The sum of both parts, each of which has a norm, comes together in `Branch`.
@@ -482,28 +485,16 @@ fn walk_experts<O: Operations>(
         to: Rows::Wide,
         ..sum
     };
-    match (addition.is_plain(), ops.is_rank()) {
+    match ops.is_rank() {
         // The sum of the experts adds.
-        (true, false) => ops.combine(norm, experts, &sum)?,
-        // That of the ranks does.
-        (true, true) => {
+        false if addition.is_plain() => ops.combine(norm, experts, &sum)?,
+        false => {
             ops.combine(norm, experts, &alone)?;
-            ops.sum_ranks(Rows::Wide, sum.base, sum.to)?;
-        }
-        (false, is_rank) => {
-            // What follows scales.
-            ops.combine(
-                norm,
-                experts,
-                &ExpertSum {
-                    scale: 1.0,
-                    ..alone
-                },
-            )?;
-            if is_rank {
-                ops.sum_ranks(Rows::Wide, None, Rows::Wide)?;
-            }
             ops.add(addition)?;
+        }
+        true => {
+            ops.combine(norm, experts, &alone)?;
+            add_ranks(ops, addition)?;
         }
     }
     match joins {

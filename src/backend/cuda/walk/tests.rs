@@ -557,6 +557,17 @@ fn ranks_sum_what_their_shares_of_experts_make() {
         "Residual = Residual + 1 * norm6(Wide)",
     ];
     assert_eq!(ranked(&normed)[7..], want);
+    let scaled = LayerPlan {
+        feed_forward: experts(false),
+        residual_scale: 0.5,
+        ..block()
+    };
+    let want = [
+        "Wide = sum",
+        "Wide = Wide of all ranks",
+        "Residual = Residual + 0.5 * Wide",
+    ];
+    assert_eq!(ranked(&scaled)[8..], want);
 }
 
 #[test]
