@@ -54,6 +54,8 @@ struct Session {
     uint64_t kv_ring;
     // Address of the states of fixed size.
     uint64_t fixed;
+    // Address of those before its position: the same, but for rows of drafts, each of which leaves its own.
+    uint64_t before;
     // Address (pinned host memory) of the ring of chosen tokens.
     uint64_t results;
     // The same of their log-probabilities, as many entries.
@@ -90,6 +92,9 @@ struct Session {
     uint32_t context;
     // Rows of `states`: position p has row p % states_rows.
     uint32_t states_rows;
+    // Rows of a step from this one on that go on from each other; 0: it is not the first of them.
+    uint32_t chain;
+    uint32_t padding;
     Settings settings;
 };
 
@@ -598,7 +603,7 @@ struct SampleArgs {
 };
 
 static_assert(sizeof(Settings) == 96);
-static_assert(sizeof(Session) == 240);
+static_assert(sizeof(Session) == 256);
 static_assert(sizeof(LogprobEntry) == 536);
 static_assert(sizeof(Drafts) == 32);
 static_assert(sizeof(DraftsArgs) == 8);

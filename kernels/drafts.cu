@@ -28,6 +28,8 @@ extern "C" __global__ void __launch_bounds__(256) draft_rows(const __grid_consta
         row.thin_stride = s.thin_stride;
         row.states = s.states;
         row.states_rows = s.states_rows;
+        row.before = s.fixed;
+        row.chain = threadIdx.x ? 0 : n;
         ((uint32_t*)s.history)[position] = token;
     }
     constexpr uint32_t WORDS = sizeof(Settings) / 4;
@@ -36,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(256) draft_rows(const __grid_consta
 }
 
 // Grid (sessions with drafts), 32 threads, one a row: hands over the rows' choices up to the first that is not the next row's
-// token, and moves the session behind the rows that made them.
+// token, and moves the session behind the rows that made them. The state of fixed size of the last one becomes the session's, and what
+// the session had takes the row's place.
 extern "C" __global__ void __launch_bounds__(32) accept_drafts(const __grid_constant__ DraftsArgs a) {
     release_dependents();
     wait_for_producers();
@@ -55,14 +58,18 @@ extern "C" __global__ void __launch_bounds__(32) accept_drafts(const __grid_cons
 #pragma unroll
     for (int o = 16; o; o >>= 1) last = min(last, __shfl_xor_sync(~0u, last, o));
     uint64_t* results = (uint64_t*)s.results;
+    if (row == last) {
+        Session& taken = d.rows[row];
+        s.token = taken.token;
+        s.position += last + 1;
+        s.sequence += last + 1;
+        const uint64_t fixed = s.fixed;
+        s.fixed = s.before = taken.fixed;
+        taken.fixed = fixed;
+    }
     // The host looks for the first, and finds the others there.
     if (row > 0 && row <= last) *(volatile uint64_t*)&results[slot] = result;
     __threadfence_system();
     __syncwarp();
     if (row == 0) *(volatile uint64_t*)&results[slot] = result;
-    if (row == last) {
-        s.token = d.rows[row].token;
-        s.position += last + 1;
-        s.sequence += last + 1;
-    }
 }

@@ -2,7 +2,7 @@
 // convolution of networks that have nothing else.
 //
 // In a step, row i of input is session i at its current position. In a chunk all rows are of session 0, at
-// consecutive positions.
+// consecutive positions. In a step of drafts there are chains: rows at consecutive positions, each of which leaves a state of its own.
 #include "args_recurrent.h"
 #include "bulk.cuh"
 #include "mma.cuh"
@@ -39,6 +39,21 @@ __device__ __forceinline__ float convolved_before(const RecurrentArgs& a, const 
     return sum;
 }
 
+// The same for row `row` of a chain, whose ring is that before its first row: what lies between is in the rows before.
+template <class Input> __device__ __forceinline__ float convolved_in_chain(const float* weight, float bias, const float* ring, uint32_t position, uint32_t w, uint32_t row, Input input) {
+    float sum = bias;
+    for (uint32_t i = 1; i < w; i++) sum = __fmaf_rn(w - i <= row ? input(row + i - w) : ring[(position + i) % w], weight[i - 1], sum);
+    return sum;
+}
+
+// The ring behind such a row.
+template <class Input> __device__ __forceinline__ void store_ring(float* to, const float* ring, uint32_t position, uint32_t w, uint32_t row, Input input) {
+    for (uint32_t back = 0; back < w; back++) {
+        const uint32_t entry = (position + w - back) % w;
+        to[entry] = back <= row ? input(row - back) : ring[entry];
+    }
+}
+
 // The sum of the squares of `n` numbers, by a warp.
 __device__ __forceinline__ float squares(const float* x, uint32_t n) {
     float sum = 0.0f;
@@ -55,9 +70,10 @@ __device__ __forceinline__ void blocks_meet() { cluster_sync(); }
 __device__ __forceinline__ float sum_of_block(StepShared& m, uint32_t rank) { return load_remote(remote_address(shared_address(m.sums), rank)); }
 #endif
 
-// One token of each session. Grid (heads * BLOCKS, batch), STEP_THREADS / BLOCKS threads. Dynamic shared memory: a float
-// for each of the block's rows, for values and for outputs. The bits do not depend on BLOCKS, which is 1 or STEP_BLOCKS.
-template <int N, uint32_t BLOCKS> __device__ __forceinline__ void recurrent_token(const RecurrentArgs& a) {
+// One token of each session, or with CHAINS those of each chain of rows. Grid (heads * BLOCKS, batch), STEP_THREADS / BLOCKS threads.
+// Dynamic shared memory: a float for each of the block's rows, for values and for outputs. The bits do not depend on BLOCKS, which is
+// 1 or STEP_BLOCKS, nor on CHAINS.
+template <int N, uint32_t BLOCKS, bool CHAINS> __device__ __forceinline__ void recurrent_token(const RecurrentArgs& a) {
     constexpr uint32_t THREADS = STEP_THREADS / BLOCKS;
     // Channels of the convolution that a thread begins before the producers are done.
     constexpr uint32_t EARLY = BLOCKS == 1 ? 1 : 3;
@@ -70,10 +86,13 @@ template <int N, uint32_t BLOCKS> __device__ __forceinline__ void recurrent_toke
     release_dependents();
     // The state is the last step's, and the position stays until the step ends: both are there.
     const Session* s = a.sessions[blockIdx.y];
-    const uint32_t position = s->position, w = a.width;
+    const uint32_t first_position = s->position, w = a.width, count = CHAINS ? s->chain : 1;
+    if (CHAINS && count == 0) return;
     float *ring = ring_of(a, s), *matrix = matrix_of(a, s, head) + (uint64_t)first_row * a.cols;
+    const float *ring_before = CHAINS ? (const float*)(s->before + a.state_offset) : ring;
+    const float* matrix_before = CHAINS ? (const float*)(s->before + a.state_offset + a.matrix_offset) + ((uint64_t)head * a.rows + first_row) * a.cols : matrix;
     RowPart<N> state;
-    state.load(matrix + (uint64_t)(thread / 4) * a.cols, a.cols, part, thread / 4 < n_rows);
+    state.load(matrix_before + (uint64_t)(thread / 4) * a.cols, a.cols, part, thread / 4 < n_rows);
     // Queries, keys, and the values of the block's rows.
     const uint32_t n_channels = 2 * a.cols + n_rows;
     auto channel_of = [&](uint32_t i) {
@@ -83,85 +102,109 @@ template <int N, uint32_t BLOCKS> __device__ __forceinline__ void recurrent_toke
 #pragma unroll
     for (uint32_t j = 0; j < EARLY; j++) {
         const uint32_t i = thread + j * THREADS;
-        early[j] = i < n_channels ? convolved_before(a, ring, position, channel_of(i)) : 0.0f;
+        early[j] = i < n_channels ? convolved_before(a, ring_before, first_position, channel_of(i)) : 0.0f;
     }
     const float rate = a.rate[head], step_bias = a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
     wait_for_producers();
-    const float* in = a.input + (uint64_t)blockIdx.y * a.in_stride;
-    const Change change = change_of(a, in, head, rate, step_bias);
     // Heads that share keys read them all, and the first of them keeps them: nobody reads that entry now.
     const bool keeps = rank == 0 && (a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0);
-    auto convolve = [&](uint32_t i, float before) {
-        const uint32_t channel = channel_of(i);
-        const float x = in[channel], y = silu(__fmaf_rn(x, a.conv_weight[(uint64_t)channel * w + w - 1], before));
-        (i < a.cols ? m.q[i] : i < 2 * a.cols ? m.k[i - a.cols] : values[i - 2 * a.cols]) = y;
-        if (keeps || i >= 2 * a.cols) ring[(uint64_t)channel * w + position % w] = x;
-    };
+    for (uint32_t row = 0; row < count; row++) {
+        const uint32_t position = first_position + row, at = blockIdx.y + row;
+        if (CHAINS && row) {
+            const Session* r = a.sessions[at];
+            ring = ring_of(a, r);
+            matrix_before = matrix;
+            matrix = matrix_of(a, r, head) + (uint64_t)first_row * a.cols;
+        }
+        const float* in = a.input + (uint64_t)at * a.in_stride;
+        const Change change = change_of(a, in, head, rate, step_bias);
+        auto before_of = [&](uint32_t channel) {
+            if (!CHAINS) return convolved_before(a, ring_before, position, channel);
+            auto input = [&](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; };
+            return convolved_in_chain(a.conv_weight + (uint64_t)channel * w, a.conv_bias ? a.conv_bias[channel] : 0.0f, ring_before + (uint64_t)channel * w, position, w, row, input);
+        };
+        auto convolve = [&](uint32_t i, float before) {
+            const uint32_t channel = channel_of(i);
+            const float x = in[channel], y = silu(__fmaf_rn(x, a.conv_weight[(uint64_t)channel * w + w - 1], before));
+            (i < a.cols ? m.q[i] : i < 2 * a.cols ? m.k[i - a.cols] : values[i - 2 * a.cols]) = y;
+            if (!keeps && i < 2 * a.cols) return;
+            if (CHAINS)
+                store_ring(ring + (uint64_t)channel * w, ring_before + (uint64_t)channel * w, position, w, row, [&](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; });
+            else
+                ring[(uint64_t)channel * w + position % w] = x;
+        };
+        if (!CHAINS || !row) {
 #pragma unroll
-    for (uint32_t j = 0; j < EARLY; j++)
-        if (thread + j * THREADS < n_channels) convolve(thread + j * THREADS, early[j]);
-    for (uint32_t i = thread + EARLY * THREADS; i < n_channels; i += THREADS) convolve(i, convolved_before(a, ring, position, channel_of(i)));
-    for (uint32_t i = a.cols + thread; i < N * 16; i += THREADS) m.q[i] = m.k[i] = 0.0f;
-    __syncthreads();
-    float q2 = 0.0f, k2 = 0.0f, kq = 0.0f;
-    for (uint32_t i = lane; i < a.cols; i += 32) {
-        q2 = __fmaf_rn(m.q[i], m.q[i], q2);
-        k2 = __fmaf_rn(m.k[i], m.k[i], k2);
-        kq = __fmaf_rn(m.k[i], m.q[i], kq);
-    }
-    kq = warp_sum(kq);
-    if (a.delta) {
-        const float q_length = __fmul_rn(a.q_scale, rsqrtf(__fadd_rn(warp_sum(q2), 1e-6f))), k_length = rsqrtf(__fadd_rn(warp_sum(k2), 1e-6f));
-        kq = __fmul_rn(__fmul_rn(kq, q_length), k_length);
+            for (uint32_t j = 0; j < EARLY; j++)
+                if (thread + j * THREADS < n_channels) convolve(thread + j * THREADS, early[j]);
+        }
+        for (uint32_t i = thread + (CHAINS && row ? 0 : EARLY * THREADS); i < n_channels; i += THREADS) convolve(i, before_of(channel_of(i)));
+        for (uint32_t i = a.cols + thread; i < N * 16; i += THREADS) m.q[i] = m.k[i] = 0.0f;
         __syncthreads();
-        for (uint32_t i = thread; i < a.cols; i += THREADS) {
-            m.q[i] = __fmul_rn(m.q[i], q_length);
-            m.k[i] = __fmul_rn(m.k[i], k_length);
+        float q2 = 0.0f, k2 = 0.0f, kq = 0.0f;
+        for (uint32_t i = lane; i < a.cols; i += 32) {
+            q2 = __fmaf_rn(m.q[i], m.q[i], q2);
+            k2 = __fmaf_rn(m.k[i], m.k[i], k2);
+            kq = __fmaf_rn(m.k[i], m.q[i], kq);
+        }
+        kq = warp_sum(kq);
+        if (a.delta) {
+            const float q_length = __fmul_rn(a.q_scale, rsqrtf(__fadd_rn(warp_sum(q2), 1e-6f))), k_length = rsqrtf(__fadd_rn(warp_sum(k2), 1e-6f));
+            kq = __fmul_rn(__fmul_rn(kq, q_length), k_length);
+            __syncthreads();
+            for (uint32_t i = thread; i < a.cols; i += THREADS) {
+                m.q[i] = __fmul_rn(m.q[i], q_length);
+                m.k[i] = __fmul_rn(m.k[i], k_length);
+            }
+            __syncthreads();
+        }
+        for (uint32_t base = 0; base < n_rows; base += THREADS / 4) {
+            const uint32_t r = base + thread / 4;
+            const bool there = r < n_rows;
+            // What one pass has is still there for the next row.
+            if (base || (CHAINS && row && n_rows > THREADS / 4)) state.load(matrix_before + (uint64_t)r * a.cols, a.cols, part, there);
+            const float out = state.token(m.k, m.q, kq, there ? values[r] : 0.0f, change, a.delta, skip, part);
+            state.store(matrix + (uint64_t)r * a.cols, a.cols, part, there);
+            if (there && part == 0) outputs[r] = out;
         }
         __syncthreads();
+        const float* gate = in + a.gate_at + head * a.rows + first_row;
+        float* out = a.out + ((uint64_t)at * a.heads + head) * a.rows + first_row;
+        if (!a.norm) {
+            for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = a.gated ? __fmul_rn(outputs[i], silu(gate[i])) : outputs[i];
+            continue;
+        }
+        // A sum for each share of the rows, in their order.
+        const uint32_t quarter = (a.rows + STEP_BLOCKS - 1) / STEP_BLOCKS, warp = thread / 32;
+        float sum = 0.0f;
+        if (BLOCKS == 1) {
+            const uint32_t begin = min(a.rows, warp * quarter);
+            const float own = warp < STEP_BLOCKS ? squares(outputs + begin, min(a.rows, begin + quarter) - begin) : 0.0f;
+            if (warp < STEP_BLOCKS && lane == 0) m.sums[warp] = own;
+            __syncthreads();
+            for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[r]);
+        } else {
+            const float own = warp == 0 ? squares(outputs, n_rows) : 0.0f;
+            if (thread == 0) m.sums[0] = own;
+            blocks_meet();
+            for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, sum_of_block(m, r));
+        }
+        const float scale = 1.0f / sqrtf(__fadd_rn(sum / (float)a.rows, a.eps));
+        for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), a.norm[first_row + i]), silu(gate[i]));
+        // Nobody leaves before the others have read its sum.
+        if (BLOCKS > 1) blocks_meet();
     }
-    for (uint32_t base = 0; base < n_rows; base += THREADS / 4) {
-        const uint32_t r = base + thread / 4;
-        const bool there = r < n_rows;
-        float* row = matrix + (uint64_t)r * a.cols;
-        if (base) state.load(row, a.cols, part, there);
-        const float out = state.token(m.k, m.q, kq, there ? values[r] : 0.0f, change, a.delta, skip, part);
-        state.store(row, a.cols, part, there);
-        if (there && part == 0) outputs[r] = out;
-    }
-    __syncthreads();
-    const float* gate = in + a.gate_at + head * a.rows + first_row;
-    float* out = a.out + ((uint64_t)blockIdx.y * a.heads + head) * a.rows + first_row;
-    if (!a.norm) {
-        for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = a.gated ? __fmul_rn(outputs[i], silu(gate[i])) : outputs[i];
-        return;
-    }
-    // A sum for each share of the rows, in their order.
-    const uint32_t quarter = (a.rows + STEP_BLOCKS - 1) / STEP_BLOCKS, warp = thread / 32;
-    float sum = 0.0f;
-    if (BLOCKS == 1) {
-        const uint32_t begin = min(a.rows, warp * quarter);
-        const float own = warp < STEP_BLOCKS ? squares(outputs + begin, min(a.rows, begin + quarter) - begin) : 0.0f;
-        if (warp < STEP_BLOCKS && lane == 0) m.sums[warp] = own;
-        __syncthreads();
-        for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[r]);
-    } else {
-        const float own = warp == 0 ? squares(outputs, n_rows) : 0.0f;
-        if (thread == 0) m.sums[0] = own;
-        blocks_meet();
-        for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, sum_of_block(m, r));
-    }
-    const float scale = 1.0f / sqrtf(__fadd_rn(sum / (float)a.rows, a.eps));
-    for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), a.norm[first_row + i]), silu(gate[i]));
-    // Nobody leaves before the others have read its sum.
-    if (BLOCKS > 1) blocks_meet();
 }
-extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1>(a); }
-extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, 1>(a); }
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1, false>(a); }
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, 1, false>(a); }
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_chain_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1, true>(a); }
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_chain_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, 1, true>(a); }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define OF_A_HEAD __cluster_dims__(STEP_BLOCKS, 1, 1) __launch_bounds__(STEP_THREADS / STEP_BLOCKS)
-extern "C" __global__ void OF_A_HEAD recurrent_step_shared_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS>(a); }
-extern "C" __global__ void OF_A_HEAD recurrent_step_shared_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, STEP_BLOCKS>(a); }
+extern "C" __global__ void OF_A_HEAD recurrent_step_shared_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, false>(a); }
+extern "C" __global__ void OF_A_HEAD recurrent_step_shared_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, STEP_BLOCKS, false>(a); }
+extern "C" __global__ void OF_A_HEAD recurrent_chain_shared_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, true>(a); }
+extern "C" __global__ void OF_A_HEAD recurrent_chain_shared_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, STEP_BLOCKS, true>(a); }
 #endif
 
 // Rows of a chunk that a block of the convolution handles, and those that a thread asks for at a time.
@@ -229,6 +272,25 @@ extern "C" __global__ void __launch_bounds__(128) recurrent_convolve_step(const 
     const float x = a.input[(uint64_t)blockIdx.y * a.in_stride + channel];
     a.convolved[(uint64_t)blockIdx.y * a.channels + channel] = silu(__fmaf_rn(x, weight, before));
     ring[(uint64_t)channel * w + position % w] = x;
+}
+
+// The same of each chain of rows.
+extern "C" __global__ void __launch_bounds__(128) recurrent_convolve_chain(const __grid_constant__ RecurrentArgs a) {
+    release_dependents();
+    const uint32_t channel = blockIdx.x * 128 + threadIdx.x, w = a.width;
+    const Session* s = a.sessions[blockIdx.y];
+    const uint32_t count = s->chain;
+    if (channel >= a.channels || count == 0) return;
+    const float *ring = (const float*)(s->before + a.state_offset) + (uint64_t)channel * w, *weight = a.conv_weight + (uint64_t)channel * w;
+    const float bias = a.conv_bias ? a.conv_bias[channel] : 0.0f;
+    auto input = [&](uint32_t row) { return a.input[(uint64_t)(blockIdx.y + row) * a.in_stride + channel]; };
+    wait_for_producers();
+    for (uint32_t row = 0; row < count; row++) {
+        const uint32_t position = s->position + row;
+        const float before = convolved_in_chain(weight, bias, ring, position, w, row, input);
+        a.convolved[(uint64_t)(blockIdx.y + row) * a.channels + channel] = silu(__fmaf_rn(input(row), weight[w - 1], before));
+        store_ring(ring_of(a, a.sessions[blockIdx.y + row]) + (uint64_t)channel * w, ring, position, w, row, input);
+    }
 }
 
 // Queries and keys of a chunk get their lengths. Grid (2 * heads / per_key, rows), 32 threads.
@@ -352,6 +414,26 @@ extern "C" __global__ void __launch_bounds__(1024) gated_norm(const __grid_const
     for (uint32_t i = threadIdx.x; i < a.group; i += blockDim.x) {
         const float v = __fmul_rn(x[i], silu(gate[i]));
         x[i] = a.weight ? __fmul_rn(__fmul_rn(v, scale), weight[i]) : v;
+    }
+}
+
+// The short convolution of each chain of rows. Grid (channels / 128 rounded up, rows), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) short_conv_chain(const __grid_constant__ ShortConvArgs a) {
+    release_dependents();
+    const uint32_t channel = blockIdx.x * 128 + threadIdx.x, w = a.width;
+    const Session* s = a.sessions[blockIdx.y];
+    const uint32_t count = s->chain;
+    if (channel >= a.channels || count == 0) return;
+    const float *ring = (const float*)(s->before + a.state_offset) + (uint64_t)channel * w, *weight = a.weight + (uint64_t)channel * w;
+    const float bias = a.bias ? a.bias[channel] : 0.0f;
+    auto line = [&](uint32_t row) { return a.input + (uint64_t)(blockIdx.y + row) * a.in_stride + channel; };
+    auto fresh = [&](uint32_t row) { return __fmul_rn(line(row)[0], line(row)[2 * a.channels]); };
+    wait_for_producers();
+    for (uint32_t row = 0; row < count; row++) {
+        const uint32_t position = s->position + row;
+        const float before = convolved_in_chain(weight, bias, ring, position, w, row, fresh);
+        a.out[(uint64_t)(blockIdx.y + row) * a.channels + channel] = __fmul_rn(line(row)[a.channels], __fmaf_rn(fresh(row), weight[w - 1], before));
+        store_ring((float*)(a.sessions[blockIdx.y + row]->fixed + a.state_offset) + (uint64_t)channel * w, ring, position, w, row, fresh);
     }
 }
 

@@ -28,54 +28,70 @@ struct StepParts {
     float of[2][MAX_STATES];  // B, C
 };
 
-// One token of each session. Grid (channels / STEP_CHANNELS rounded up, batch), 2 * STEP_CHANNELS threads.
-extern "C" __global__ void __launch_bounds__(2 * STEP_CHANNELS) selective_step(const __grid_constant__ SelectiveArgs a) {
+// One token of each session, or with CHAINS those of each chain of rows: the bits are the same.
+// Grid (channels / STEP_CHANNELS rounded up, batch), 2 * STEP_CHANNELS threads.
+template <bool CHAINS> __device__ __forceinline__ void selective_token(const SelectiveArgs& a) {
     STATIC_SHARED(StepParts, m);
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, part = lane / CHANNELS, row = blockIdx.y;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, part = lane / CHANNELS;
     const uint32_t channel = blockIdx.x * STEP_CHANNELS + warp * CHANNELS + lane % CHANNELS;
     const bool there = channel < a.channels;
     release_dependents();
     // The state is the last step's.
-    const Session* s = a.sessions[row];
+    const Session* s = a.sessions[blockIdx.y];
+    const uint32_t count = CHAINS ? s->chain : 1;
+    if (CHAINS && count == 0) return;
     const uint64_t place = place_of(a, channel);
     float *state = states_of(a, s) + place, now[STEP_NUMBERS], rate[STEP_NUMBERS];
+    const float* before = CHAINS ? (const float*)(s->before + a.matrix_offset) + place : state;
     auto load = [&](uint32_t first) {
 #pragma unroll
         for (uint32_t i = 0; i < STEP_NUMBERS; i++) {
             const uint32_t n = first + 2 * i + part;
             const bool valid = there && n < a.state_dim;
-            now[i] = valid ? state[n * CHANNELS] : 0.0f;
+            now[i] = valid ? before[n * CHANNELS] : 0.0f;
             rate[i] = valid ? a.rate[place + n * CHANNELS] : 0.0f;
         }
     };
     load(0);
     const float skip = there ? a.skip[channel] : 0.0f;
     wait_for_producers();
-    if (warp < 2) {
-        const float* from = a.parts + (uint64_t)row * a.part_stride + warp * a.state_dim;
-        for (uint32_t n = lane; n < a.state_dim; n += 32) m.of[warp][n] = from[n];
-        __syncwarp();
-        if (a.norms[warp].weight) norm_head(a.norms[warp], m.of[warp], a.state_dim);
-    }
-    const uint64_t at = (uint64_t)row * a.channels + channel;
-    const float x = there ? a.convolved[at] : 0.0f, dt = there ? softplus(a.steps[at]) : 0.0f;
-    const float gate = there ? a.input[(uint64_t)row * a.in_stride + a.channels + channel] : 0.0f, dx = __fmul_rn(dt, x);
-    __syncthreads();
-    float sum = 0.0f;
-    for (uint32_t first = 0; first < a.state_dim; first += 2 * STEP_NUMBERS) {
-        if (first) load(first);
-#pragma unroll
-        for (uint32_t i = 0; i < STEP_NUMBERS; i++) {
-            const uint32_t n = first + 2 * i + part;
-            if (n >= a.state_dim) continue;
-            const float v = __fmaf_rn(power_of_2(__fmul_rn(dt, rate[i])), now[i], __fmul_rn(dx, m.of[0][n]));
-            if (there) state[n * CHANNELS] = v;
-            sum = __fmaf_rn(v, m.of[1][n], sum);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t row = blockIdx.y + i;
+        if (CHAINS && i) {
+            // Nobody reads the last row's parts any more.
+            __syncthreads();
+            before = state;
+            state = states_of(a, a.sessions[row]) + place;
+            load(0);
         }
+        if (warp < 2) {
+            const float* from = a.parts + (uint64_t)row * a.part_stride + warp * a.state_dim;
+            for (uint32_t n = lane; n < a.state_dim; n += 32) m.of[warp][n] = from[n];
+            __syncwarp();
+            if (a.norms[warp].weight) norm_head(a.norms[warp], m.of[warp], a.state_dim);
+        }
+        const uint64_t at = (uint64_t)row * a.channels + channel;
+        const float x = there ? a.convolved[at] : 0.0f, dt = there ? softplus(a.steps[at]) : 0.0f;
+        const float gate = there ? a.input[(uint64_t)row * a.in_stride + a.channels + channel] : 0.0f, dx = __fmul_rn(dt, x);
+        __syncthreads();
+        float sum = 0.0f;
+        for (uint32_t first = 0; first < a.state_dim; first += 2 * STEP_NUMBERS) {
+            if (first) load(first);
+#pragma unroll
+            for (uint32_t i = 0; i < STEP_NUMBERS; i++) {
+                const uint32_t n = first + 2 * i + part;
+                if (n >= a.state_dim) continue;
+                const float v = __fmaf_rn(power_of_2(__fmul_rn(dt, rate[i])), now[i], __fmul_rn(dx, m.of[0][n]));
+                if (there) state[n * CHANNELS] = v;
+                sum = __fmaf_rn(v, m.of[1][n], sum);
+            }
+        }
+        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, CHANNELS));
+        if (there && part == 0) a.out[at] = __fmul_rn(__fmaf_rn(skip, x, sum), silu(gate));
     }
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, CHANNELS));
-    if (there && part == 0) a.out[at] = __fmul_rn(__fmaf_rn(skip, x, sum), silu(gate));
 }
+extern "C" __global__ void __launch_bounds__(2 * STEP_CHANNELS) selective_step(const __grid_constant__ SelectiveArgs a) { selective_token<false>(a); }
+extern "C" __global__ void __launch_bounds__(2 * STEP_CHANNELS) selective_chain(const __grid_constant__ SelectiveArgs a) { selective_token<true>(a); }
 
 // Channels of a block of a scan, each of four threads, tokens that it fetches at a time, and those that a thread fetches.
 constexpr uint32_t SCAN_CHANNELS = 32, TOKENS_AT_ONCE = 16, THREADS_OF_SCAN = 4 * SCAN_CHANNELS, TOKENS_EACH = TOKENS_AT_ONCE * SCAN_CHANNELS / THREADS_OF_SCAN;

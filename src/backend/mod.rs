@@ -319,7 +319,7 @@ pub fn fill_mask(source: &mut MaskSource, n_vocab: usize, words: &mut [u32]) -> 
 ///
 /// Work that fails leaves the state as it was before, or at an earlier mark, or empty: after many
 /// positions of layers with a sliding window, or where layers keep a state of fixed size. While a row of it is under way (from `submit` to the last outcome or the
-/// error of `poll`), only `poll`, `len`, `progress` and `queue_limit` may be called.
+/// error of `poll`), only `poll`, `len`, `progress`, `queue_limit` and `drop_outcomes` may be called.
 pub trait Runner: Send {
     /// The runner itself, for a backend that looks for its own.
     fn as_any(&mut self) -> Option<&mut dyn Any> {
@@ -394,6 +394,10 @@ pub trait Runner: Send {
         let _ = (is_there, has_logits);
         Ok(())
     }
+
+    /// The outcomes of the row that are left are polled to be dropped, and the state goes back then to one behind those that were polled
+    /// before. May be called while a row is under way.
+    fn drop_outcomes(&mut self) {}
 
     /// Reserves what rows of up to so many drafts need, so that these allocate nothing.
     ///

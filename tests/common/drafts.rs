@@ -251,6 +251,18 @@ pub fn interrupted_text(
     count: usize,
     prepare: &dyn Fn(&mut Session),
 ) -> u64 {
+    interrupted_texts(model, sampling, count, prepare, false)
+}
+
+/// The same. With `alike`, the session without drafts is forked, saved and restored as well: a restored one has no marks, so where
+/// layers are recurrent, others of its positions are evaluated again as parts of a prompt.
+pub fn interrupted_texts(
+    model: &Arc<Model>,
+    sampling: Sampling,
+    count: usize,
+    prepare: &dyn Fn(&mut Session),
+    alike: bool,
+) -> u64 {
     let mut random = Random::new(count as u64, "interrupted text");
     let (mut plain, mut drafting) = (session(model), session(model));
     for session in [&mut plain, &mut drafting] {
@@ -278,11 +290,22 @@ pub fn interrupted_text(
                 plain.rewind(position).unwrap();
                 drafting.rewind(position).unwrap();
             }
-            1 => drafting = drafting.fork().unwrap(),
+            1 => {
+                drafting = drafting.fork().unwrap();
+                if alike {
+                    plain = plain.fork().unwrap();
+                }
+            }
             2 => {
-                let bytes = saved(&mut drafting, Kind::Everything);
-                drafting = restored(model, &bytes, &RestoreOptions::default()).unwrap();
+                let again = |session: &mut Session| {
+                    let bytes = saved(session, Kind::Everything);
+                    restored(model, &bytes, &RestoreOptions::default()).unwrap()
+                };
+                drafting = again(&mut drafting);
                 prepare(&mut drafting);
+                if alike {
+                    plain = again(&mut plain);
+                }
             }
             _ => {}
         }

@@ -1,14 +1,15 @@
 //! Drafts that are verified on a GPU: sessions with and without them give the same tokens and log-probabilities.
 
 use crate::common::drafts::*;
-use crate::common::families::{CPU_ONLY, WINDOWED, with_context};
+use crate::common::families::{CPU_ONLY, RECURRENT, WINDOWED, with_context};
 use crate::common::repository_file;
-use crate::common::states::{random_life_of, session, session_with};
+use crate::common::states::{bits, random_life_of, session, session_with};
 use crate::gpu::*;
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions};
-use emberlm::engine::Model;
+use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::DraftOptions;
+use emberlm::engine::{Model, Session, SessionOptions};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,6 +17,12 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("drafts::random_lives".into(), Box::new(random_lives)));
     tests.push(("drafts::families".into(), Box::new(families)));
     tests.push(("drafts::rings".into(), Box::new(rings)));
+    tests.push(("drafts::recurrent".into(), Box::new(recurrent)));
+    tests.push((
+        "drafts::recurrent_dropped".into(),
+        Box::new(recurrent_dropped),
+    ));
+    tests.push(("drafts::marks".into(), Box::new(marks)));
     tests.push(("drafts::long_texts".into(), Box::new(all_long_texts)));
     tests.push(("drafts::trained".into(), Box::new(trained)));
     tests.push(("drafts::options".into(), Box::new(options)));
@@ -83,6 +90,102 @@ fn rings() {
     }
 }
 
+/// Layers that keep a state of fixed size: a row has one of its own.
+fn recurrent() {
+    let dir = crate::common::TempDir::new("gpu-draft-recurrent");
+    for &name in RECURRENT {
+        let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
+        let model = load(&path);
+        for sampling in [Sampling::GREEDY, SAMPLED] {
+            let spoiled = |session: &mut Session| {
+                let source = Spoiled::source(session, 20);
+                session.set_draft_source(source, &ALWAYS).unwrap();
+            };
+            let accepted = interrupted_texts(&model, sampling, 200, &spoiled, true);
+            println!(
+                "{name}, temperature {}: {accepted} accepted",
+                sampling.temperature
+            );
+            assert!(accepted > 50, "{name}, {sampling:?}: {accepted}");
+        }
+        interrupted_texts(
+            &model,
+            Sampling::GREEDY,
+            200,
+            &|session| session.set_ngram_drafts(1, &ALWAYS).unwrap(),
+            true,
+        );
+        if std::env::var_os("STAND_IN_KERNELS").is_some() {
+            // Where what is evaluated again has the bits that it had.
+            lives(&model, 5, 30, false);
+        }
+    }
+}
+
+/// What is started and dropped.
+fn recurrent_dropped() {
+    let dir = crate::common::TempDir::new("gpu-draft-dropped");
+    for name in ["qwen3_5", "lfm2", "mamba"] {
+        let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
+        let model = load(&path);
+        let (mut plain, mut drafting) = (session(&model), session(&model));
+        let source = Spoiled::source(&drafting, 15);
+        drafting.set_draft_source(source, &ALWAYS).unwrap();
+        for session in [&mut plain, &mut drafting] {
+            session.prefill(&[1, 20, 30, 40]).unwrap();
+        }
+        for round in 0..40 {
+            assert!(
+                decoded(&mut drafting, 1 + round % 7) == decoded(&mut plain, 1 + round % 7),
+                "{name}, round {round}"
+            );
+            // Calls that drop what is ahead, and have no answer in common with it.
+            for session in [&mut plain, &mut drafting] {
+                match round % 3 {
+                    0 => session.set_sampling(SAMPLED, None).unwrap(),
+                    1 => session.prefill(&[3 + round as u32]).unwrap(),
+                    _ => session.set_sampling(Sampling::GREEDY, None).unwrap(),
+                }
+            }
+        }
+        let stats = drafting.speculation().unwrap().stats;
+        assert!(stats.accepted > 40, "{name}: {stats:?}");
+    }
+}
+
+/// Marks are where they are without drafts, so that a rewind evaluates the same again.
+fn marks() {
+    let dir = crate::common::TempDir::new("gpu-draft-marks");
+    for name in ["qwen3_5", "falcon_h1", "mamba"] {
+        let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
+        let model = load(&path);
+        for interval in [0, 7] {
+            let options = SessionOptions {
+                context: 1024,
+                mark_interval: interval,
+                ..Default::default()
+            };
+            let create = || Session::create(model.clone(), &options).unwrap();
+            let (mut plain, mut drafting) = (create(), create());
+            let source = Spoiled::source(&drafting, 15);
+            drafting.set_draft_source(source, &ALWAYS).unwrap();
+            for session in [&mut plain, &mut drafting] {
+                session.prefill(&[1, 20, 30, 40]).unwrap();
+            }
+            for (count, back) in [(300, 20), (5, 2), (290, 100), (11, 1), (40, 33), (9, 0)] {
+                assert!(
+                    decoded(&mut drafting, count) == decoded(&mut plain, count),
+                    "{name}, every {interval}: {count}"
+                );
+                for session in [&mut plain, &mut drafting] {
+                    session.rewind(session.position() - back).unwrap();
+                }
+                assert!(bits(&mut plain) == bits(&mut drafting), "{name}: logits");
+            }
+        }
+    }
+}
+
 fn all_long_texts() {
     let model = hamlet();
     for kv_type in [KvType::F16, KvType::Q8_0] {
@@ -147,11 +250,6 @@ fn options() {
     assert_eq!(s.decode().unwrap_err().status, Status::ContextFull);
     let stats = s.speculation().unwrap().stats;
     assert!(stats.drafted > 10 * stats.steps, "{stats:?}");
-    let e = session(&family("lfm2"))
-        .set_ngram_drafts(0, &ALWAYS)
-        .unwrap_err();
-    assert_eq!(e.status, Status::Unsupported);
-    assert!(e.message.contains("recurrent"), "{e}");
 }
 
 fn interrupts() {

@@ -264,7 +264,7 @@ fn step_in_batch(case: Case, device: &Device, args: &args::Recurrent) -> Vec<f32
     };
     with_stream(|stream| unsafe {
         kernels()
-            .recurrent_step(stream, &args, batch as u32)
+            .recurrent_step(stream, &args, (batch as u32, false))
             .unwrap()
     });
     let got: Vec<f32> = download(&out, batch * values);
@@ -344,7 +344,7 @@ fn is_right(case: Case) {
         let in_batch = (count == 1).then(|| step_in_batch(case, &device, &args));
         with_stream(|stream| unsafe {
             match count {
-                1 => kernels().recurrent_step(stream, &args, 1).unwrap(),
+                1 => kernels().recurrent_step(stream, &args, (1, false)).unwrap(),
                 _ => kernels().recurrent_chunk(stream, &args).unwrap(),
             }
         });
@@ -546,9 +546,11 @@ fn selective(case: Selective) {
         };
         with_stream(|stream| unsafe {
             let batch = (count == 1).then_some(1);
-            kernels().convolve(stream, &conv, batch).unwrap();
+            kernels()
+                .convolve(stream, &conv, batch.map(|n| (n, false)))
+                .unwrap();
             match count {
-                1 => kernels().selective_step(stream, &scan, 1).unwrap(),
+                1 => kernels().selective_step(stream, &scan, (1, false)).unwrap(),
                 _ => kernels().selective_chunk(stream, &scan).unwrap(),
             }
         });
@@ -609,7 +611,7 @@ fn short_conv() {
             count: count as u32,
             padding: 0,
         };
-        with_stream(|stream| unsafe { kernels().short_conv(stream, &args, 1).unwrap() });
+        with_stream(|stream| unsafe { kernels().short_conv(stream, &args, (1, false)).unwrap() });
         let got: Vec<f32> = download(&out, count * channels);
         let error = relative_error(&got, &want);
         assert!(error < 1e-6, "{count} tokens: {error}");

@@ -39,9 +39,9 @@ typedef struct {
     u32 row_bytes, n_kv_heads, head_dim, q8, ring, window;
 } Layout;
 typedef struct {
-    u64 kv, kv_ring, fixed, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask, adapters, thin, states;
+    u64 kv, kv_ring, fixed, before, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask, adapters, thin, states;
     u32 adapter_uses, thin_stride;
-    u32 position, token, sequence, slots, context, states_rows;
+    u32 position, token, sequence, slots, context, states_rows, chain, padding;
     u64 seed, bias, single, breakers;
     float temperature;
     u32 numbers[13];
@@ -67,7 +67,7 @@ typedef struct { u64 sessions, a[6]; u32 out_stride, groups, first_row, rows, ou
 typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at, tag, padding; Piece pieces[8]; } Adapted;
 typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
 /* The numbers that src/backend/cuda/args/ asserts, so that a field that comes there is missed here at compile time. */
-_Static_assert(sizeof(Session) == 240 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args/common.rs");
+_Static_assert(sizeof(Session) == 256 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args/common.rs");
 _Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args/common.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args/common.rs");
 _Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104, "see args/predictor.rs");
@@ -177,11 +177,20 @@ static void advance(const Fixed *f, const Session *s, u32 token, u32 position) {
     }
     if (f->has_matrix) *matrix = mix(mix(mix(token, position), f->matrix), (u64)*matrix) >> 44;
 }
-static void recur(Evaluation *e, Fixed f, u64 sessions, u32 prefill, u32 count, u32 batch) {
+/* Rows of a chain go on from each other, and leave a state each. */
+static void recur(Evaluation *e, Fixed f, u64 sessions, u32 prefill, u32 count, u32 batch, int chains) {
     u32 r;
     e->fixed[e->n_fixed++] = f;
     for (r = 0; r < (prefill ? count : batch); r++) {
         Session *s = ((Session **)sessions)[prefill ? 0 : r];
+        if (chains) {
+            const u64 before = s->chain ? s->before : ((Session **)sessions)[r - 1]->fixed;
+            if (s->chain > batch - r) abort();
+            if (before != s->fixed) {
+                memcpy((void *)(s->fixed + f.ring), (void *)(before + f.ring), (u64)f.channels * f.width * 4);
+                if (f.has_matrix) *(float *)(s->fixed + f.matrix) = *(float *)(before + f.matrix);
+            }
+        } else if (s->before != s->fixed) abort();
         if (prefill) advance(&f, s, e->tokens[r], s->position + r);
         else advance(&f, s, s->token, s->position);
     }
@@ -270,8 +279,11 @@ static void draft_rows(const Drafts *d) {
     const u32 *asked = (const u32 *)d->asked;
     u32 i;
     for (i = 0; i < asked[0]; i++) {
-        u64 kept[] = {rows[i].results, rows[i].adjusted, rows[i].counts, rows[i].lengths, rows[i].mask};
+        u64 kept[] = {rows[i].results, rows[i].adjusted, rows[i].counts, rows[i].lengths, rows[i].mask}, fixed = rows[i].fixed;
         rows[i] = *s;
+        rows[i].fixed = fixed;
+        rows[i].before = s->fixed;
+        rows[i].chain = i ? 0 : asked[0];
         rows[i].results = kept[0], rows[i].adjusted = kept[1], rows[i].counts = kept[2], rows[i].lengths = kept[3], rows[i].mask = kept[4];
         rows[i].position += i;
         rows[i].sequence += i;
@@ -280,7 +292,7 @@ static void draft_rows(const Drafts *d) {
     }
 }
 static void accept_drafts(const Drafts *d) {
-    Session *s = (Session *)d->session;
+    Session *s = (Session *)d->session, *rows = (Session *)d->rows;
     const u32 *asked = (const u32 *)d->asked;
     u32 i, right = 1;
     for (i = 0; i < asked[1] && right; i++) {
@@ -290,6 +302,11 @@ static void accept_drafts(const Drafts *d) {
         s->token = (u32)result;
         s->position++;
         s->sequence++;
+        if (!right) {
+            const u64 fixed = s->fixed;
+            s->fixed = s->before = rows[i].fixed;
+            rows[i].fixed = fixed;
+        }
     }
 }
 /* Rows of whole texts: the ends of what a row has of keys and values. */
@@ -387,14 +404,14 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
             if (a->prefill) append(&a->layout, s, e->tokens[r], s->position + r, e->added[0]);
             else append(&a->layout, s, s->token, s->position, e->added[r]);
         }
-    } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_scan_")) {
+    } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_chain_") || starts(f->name, "recurrent_scan_")) {
         const Recurrent *a = args;
         Fixed x = {a->state_offset, a->state_offset + a->matrix_offset, a->channels, a->width, 1};
-        recur(e, x, a->a[0], starts(f->name, "recurrent_scan_"), a->count, gy);
-    } else if (!strcmp(f->name, "short_conv")) {
+        recur(e, x, a->a[0], starts(f->name, "recurrent_scan_"), a->count, gy, starts(f->name, "recurrent_chain_"));
+    } else if (!strcmp(f->name, "short_conv") || !strcmp(f->name, "short_conv_chain")) {
         const ShortConv *a = args;
         Fixed x = {a->state_offset, 0, a->channels, a->width, 0};
-        recur(e, x, a->a[0], a->prefill, a->count, gy);
+        recur(e, x, a->a[0], a->prefill, a->count, gy, f->name[10] != 0);
     } else if (!strcmp(f->name, "keep_states")) {
         keep_states(e, args, gx);
     } else if (!strcmp(f->name, "enter_head")) {

@@ -41,8 +41,11 @@ struct Case {
         session.history = (uint64_t)history;
         session.settings.temperature = 0.5f;
         session.settings.masked = 1;
+        session.fixed = session.before = 1000;
+        session.chain = 1;
         for (Session& row : rows) {
             row = session;
+            row.fixed = 2000 + (&row - rows);
             row.results = (uint64_t)chosen;
             row.settings = Settings{};
         }
@@ -61,6 +64,7 @@ void readied_and_handed_over() {
         for (uint32_t i = 0; i < ROWS; i++) {
             const Session& row = c.rows[i];
             check(row.position == 30 + i && row.token == 100 + i && row.sequence == RING - 2 + i, "not where it belongs", i);
+            check(row.fixed == 2000 + i && row.before == 1000 && row.chain == (i ? 0 : ROWS), "another state", i);
             check(c.history[30 + i] == 100 + i && row.settings.temperature == 0.5f && row.settings.masked == 1, "not the session's", i);
             // What the kernels that choose leave.
             const uint32_t token = i < right ? 101 + i : 3;
@@ -72,6 +76,7 @@ void readied_and_handed_over() {
         run(1, 32, [&] { accept_drafts(c.args()); });
         check(c.session.position == 30 + accepted + 1 && c.session.sequence == RING - 2 + accepted + 1, "another number of rows", accepted);
         check(c.session.token == c.rows[accepted].token, "another token", accepted);
+        check(c.session.fixed == 2000 + accepted && c.session.before == c.session.fixed && c.rows[accepted].fixed == 1000, "another row's state", accepted);
         for (uint32_t i = 0; i < ROWS; i++) {
             const uint32_t slot = (RING - 2 + i) % RING;
             check(c.results[slot] == (i <= accepted ? c.chosen[slot] : 0), "another result", i);

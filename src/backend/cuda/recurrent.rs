@@ -35,6 +35,11 @@ fn scan_shared(cols: u32) -> usize {
     (2 * SCAN_TOKENS * (2 * cols + SCAN_ROWS) * 4) as usize
 }
 
+/// What a kernel is called after whose rows are sessions, or may go on from each other.
+fn step_or_chain(chains: bool) -> &'static str {
+    if chains { "chain" } else { "step" }
+}
+
 fn kernel_cols(cols: u32) -> u32 {
     if cols <= COLS[0] { COLS[0] } else { COLS[1] }
 }
@@ -45,21 +50,30 @@ impl Kernels {
         for name in [
             "recurrent_convolve",
             "recurrent_convolve_step",
+            "recurrent_convolve_chain",
             "recurrent_lengths",
             "gated_norm",
             "short_conv",
+            "short_conv_chain",
         ] {
             self.find("recurrent", name, 0)?;
         }
-        for name in ["selective_step", "selective_scan_16", "selective_scan_64"] {
+        for name in [
+            "selective_step",
+            "selective_chain",
+            "selective_scan_16",
+            "selective_scan_64",
+        ] {
             self.find("selective", name, 0)?;
         }
         for cols in COLS {
             let step = (2 * MAX_ROWS * 4) as usize;
-            self.find("recurrent", &format!("recurrent_step_{cols}"), step)?;
-            if self.has_clusters() {
-                let name = format!("recurrent_step_shared_{cols}");
-                self.find("recurrent", &name, step / STEP_BLOCKS as usize)?;
+            for what in ["step", "chain"] {
+                self.find("recurrent", &format!("recurrent_{what}_{cols}"), step)?;
+                if self.has_clusters() {
+                    let name = format!("recurrent_{what}_shared_{cols}");
+                    self.find("recurrent", &name, step / STEP_BLOCKS as usize)?;
+                }
             }
             let scan = format!("recurrent_scan_{cols}");
             self.find("recurrent", &scan, scan_shared(cols))?;
@@ -68,7 +82,8 @@ impl Kernels {
     }
 
     /// One token of each of `batch` sessions: convolution, state, outputs, and their norm if it is of
-    /// single heads. The bits of a session's outputs do not depend on the others.
+    /// single heads. The bits of a session's outputs do not depend on the others. With `chains`, sessions may be rows of drafts, which go
+    /// on from each other.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -76,14 +91,15 @@ impl Kernels {
         &self,
         stream: &Stream,
         args: &args::Recurrent,
-        batch: u32,
+        (batch, chains): (u32, bool),
     ) -> Result<()> {
         let cols = kernel_cols(args.cols);
-        // In a full batch, what all blocks of a head do costs more than their number gains.
-        let few = args.heads * batch < self.multiprocessors();
+        let what = step_or_chain(chains);
+        // In a full batch, what all blocks of a head do costs more than their number gains. Of a chain, all rows are one block's work.
+        let few = chains || args.heads * batch < self.multiprocessors();
         let (name, blocks) = match self.has_clusters() && few {
-            true => (format!("recurrent_step_shared_{cols}"), STEP_BLOCKS),
-            false => (format!("recurrent_step_{cols}"), 1),
+            true => (format!("recurrent_{what}_shared_{cols}"), STEP_BLOCKS),
+            false => (format!("recurrent_{what}_{cols}"), 1),
         };
         let shared = (2 * args.rows.div_ceil(blocks) * 4) as usize;
         let grid = (args.heads * blocks, batch, 1);
@@ -116,7 +132,8 @@ impl Kernels {
         }
     }
 
-    /// The convolutions of one token of each of `batch` sessions, or of the `args.count` tokens of a chunk.
+    /// The convolutions of one token of each of `batch` sessions, which with `chains` may be rows of drafts; or of the `args.count` tokens
+    /// of a chunk.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -124,10 +141,11 @@ impl Kernels {
         &self,
         stream: &Stream,
         args: &args::Recurrent,
-        batch: Option<u32>,
+        batch: Option<(u32, bool)>,
     ) -> Result<()> {
         let (name, rows) = match batch {
-            Some(batch) => ("recurrent_convolve_step", batch),
+            Some((batch, false)) => ("recurrent_convolve_step", batch),
+            Some((batch, true)) => ("recurrent_convolve_chain", batch),
             None => ("recurrent_convolve", args.count.div_ceil(CONV_ROWS)),
         };
         let grid = (args.channels.div_ceil(128), rows, 1);
@@ -135,8 +153,8 @@ impl Kernels {
         unsafe { self.launch(stream, name, grid, 128, 0, args) }
     }
 
-    /// One token of each of `batch` sessions: state and gated outputs. The bits of a session's outputs do not depend on
-    /// the others.
+    /// One token of each of `batch` sessions, which with `chains` may be rows of drafts: state and gated outputs. The bits of a session's
+    /// outputs do not depend on the others.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -144,11 +162,12 @@ impl Kernels {
         &self,
         stream: &Stream,
         args: &args::Selective,
-        batch: u32,
+        (batch, chains): (u32, bool),
     ) -> Result<()> {
         let grid = (args.channels.div_ceil(STEP_CHANNELS), batch, 1);
+        let name = format!("selective_{}", step_or_chain(chains));
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "selective_step", grid, 2 * STEP_CHANNELS, 0, args) }
+        unsafe { self.launch(stream, &name, grid, 2 * STEP_CHANNELS, 0, args) }
     }
 
     /// The `args.count` tokens of a chunk: state and gated outputs.
@@ -181,7 +200,7 @@ impl Kernels {
         unsafe { self.launch(stream, "gated_norm", grid, threads, 0, args) }
     }
 
-    /// Gated short convolutions: of a chunk, or of a token of each of `batch` sessions.
+    /// Gated short convolutions: of a chunk, or of a token of each of `batch` sessions, which with `chains` may be rows of drafts.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -189,14 +208,18 @@ impl Kernels {
         &self,
         stream: &Stream,
         args: &args::ShortConv,
-        batch: u32,
+        (batch, chains): (u32, bool),
     ) -> Result<()> {
         let rows = match args.prefill {
             0 => batch,
             _ => args.count.div_ceil(CONV_ROWS),
         };
         let grid = (args.channels.div_ceil(128), rows, 1);
+        let name = match chains {
+            true => "short_conv_chain",
+            false => "short_conv",
+        };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "short_conv", grid, 128, 0, args) }
+        unsafe { self.launch(stream, name, grid, 128, 0, args) }
     }
 }

@@ -386,6 +386,12 @@ impl Runner for CudaRunner {
         self.core()?.followed(is_there, has_logits)
     }
 
+    fn drop_outcomes(&mut self) {
+        if let Work::Drafts(core, _) = &mut self.work {
+            core.drop_drafts();
+        }
+    }
+
     fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
         self.core()?.reserve_drafts(drafts + 1)
     }

@@ -549,11 +549,10 @@ impl Weights for CudaWeights {
     }
 
     fn max_drafts(&self) -> usize {
-        match self.plan.fixed.floats() {
-            // The rows of a part would need a residual stream each.
-            _ if self.plan.ends != (Front::Embeddings, true) || self.link.is_some() => 0,
-            0 => MAX_ROWS - 1,
-            _ => 0,
+        // The rows of a part would need a residual stream each.
+        match self.plan.ends == (Front::Embeddings, true) && self.link.is_none() {
+            true => MAX_ROWS - 1,
+            false => 0,
         }
     }
 

@@ -412,7 +412,7 @@ impl Session {
         if able == 0 && weights.fixed_len() > 0 {
             fail!(
                 Unsupported,
-                "the model's device cannot verify drafts of a model with recurrent layers"
+                "the model's devices cannot verify drafts of a model with recurrent layers together"
             );
         }
         if able == 0 {
@@ -498,6 +498,11 @@ impl Session {
     /// Forgets the tokens that are ahead, and what the runner has evaluated for them.
     pub(super) fn drop_ahead(&mut self) {
         let mut dropped = false;
+        if self.is_ahead()
+            && let Ok(runner) = self.residence.runner()
+        {
+            runner.drop_outcomes();
+        }
         while self.is_ahead() {
             dropped = true;
             if self.poll_token(true).is_err() {

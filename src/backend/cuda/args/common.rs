@@ -52,6 +52,8 @@ pub struct Session {
     pub kv_ring: u64,
     /// Address of the states of fixed size.
     pub fixed: u64,
+    /// Address of those before its position: the same, but for rows of drafts, each of which leaves its own.
+    pub before: u64,
     /// Address (pinned host memory) of the ring of chosen tokens.
     pub results: u64,
     /// The same of their log-probabilities, as many entries.
@@ -88,6 +90,9 @@ pub struct Session {
     pub context: u32,
     /// Rows of `states`: position p has row p % states_rows.
     pub states_rows: u32,
+    /// Rows of a step from this one on that go on from each other; 0: it is not the first of them.
+    pub chain: u32,
+    pub padding: u32,
     pub settings: Settings,
 }
 
@@ -707,7 +712,7 @@ pub struct Sample {
 // The kernels assert the same, and tests/driver/cuda.c does of those that it reads.
 const _: () = {
     assert!(size_of::<Settings>() == 96);
-    assert!(size_of::<Session>() == 240);
+    assert!(size_of::<Session>() == 256);
     assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<Drafts>() == 32);
     assert!(size_of::<DraftRows>() == 8);

@@ -197,7 +197,10 @@ impl StepOperations<'_> {
             ..*plan.conv
         };
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
-        unsafe { e.kernels.convolve(e.stream, &conv, Some(self.batch))? };
+        unsafe {
+            e.kernels
+                .convolve(e.stream, &conv, Some((self.batch, self.share_caches)))?
+        };
         let channels = plan.scan.channels;
         let input = self.row_input(rows.convolved, channels, None, &plan.short)?;
         self.product_of(&plan.short, &input, rows.short, 0)?;
@@ -211,7 +214,10 @@ impl StepOperations<'_> {
             ..plan.scan(wide, &rows)
         };
         // SAFETY: as above.
-        unsafe { e.kernels.selective_step(e.stream, &scan, self.batch)? };
+        unsafe {
+            e.kernels
+                .selective_step(e.stream, &scan, (self.batch, self.share_caches))?
+        };
         self.mark(Work::Attention, plan.state_bytes)?;
         self.row_input(steps, channels, None, &plan.output)
     }

@@ -322,7 +322,8 @@ impl StepOperations<'_> {
                         in_stride: wide.stride,
                         ..**args
                     };
-                    e.kernels.recurrent_step(e.stream, &args, self.batch)?;
+                    e.kernels
+                        .recurrent_step(e.stream, &args, (self.batch, self.share_caches))?;
                     if let InStep::Product(norm) = in_step {
                         by_product = Some(*norm);
                     }
@@ -344,7 +345,8 @@ impl StepOperations<'_> {
                         in_stride: wide.stride,
                         ..*args
                     };
-                    e.kernels.short_conv(e.stream, &args, self.batch)?;
+                    e.kernels
+                        .short_conv(e.stream, &args, (self.batch, self.share_caches))?;
                 }
             }
         }
@@ -417,7 +419,7 @@ impl ChunkOperations<'_> {
                         count: self.rows,
                         ..*args
                     };
-                    e.kernels.short_conv(e.stream, &args, 1)?;
+                    e.kernels.short_conv(e.stream, &args, (1, false))?;
                 }
             }
         }

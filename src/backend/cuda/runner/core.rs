@@ -218,6 +218,8 @@ impl Core {
             kv,
             kv_ring,
             fixed: self.state.fixed.address(),
+            before: self.state.fixed.address(),
+            chain: 1,
             context: self.state.context() as u32,
             results: self.results.address(),
             result_slots: RESULT_SLOTS,
@@ -352,6 +354,15 @@ impl Core {
     /// Positions evaluated by now.
     pub fn progress(&self) -> &Arc<AtomicUsize> {
         &self.progress
+    }
+
+    /// Tells the device where the states of fixed size are.
+    pub(super) fn place_fixed(&self) -> Result<()> {
+        let address = self.state.fixed.address();
+        let at = offset_of!(args::Session, fixed);
+        const _: () =
+            assert!(offset_of!(args::Session, before) == offset_of!(args::Session, fixed) + 8);
+        self.session.write(at, &[address, address])
     }
 
     /// The address of the device-side state.
@@ -542,7 +553,25 @@ impl Core {
         let device = self.weights.context().clone();
         let _current = device.enter()?;
         let logits = self.buffers.logits(0);
-        self.state.fixed.go_back(len, logits, &self.stream)
+        let of_row = match self.state.fixed.goes_to_row(len) {
+            true => self.logits_of_row(len),
+            false => None,
+        };
+        let has_logits = self.state.fixed.go_back(len, logits, &self.stream)?;
+        match of_row {
+            Some(from) => self.take_logits(from).map(|()| true),
+            None => Ok(has_logits),
+        }
+    }
+
+    /// Has logits at an address be those of the last position.
+    pub(super) fn take_logits(&mut self, from: u64) -> Result<()> {
+        let (to, bytes) = (
+            self.buffers.logits(0),
+            self.weights.plan().logits_len() as usize * 4,
+        );
+        // SAFETY: memory of this session's steps, which follow each other on its stream.
+        unsafe { self.stream.copy(to, from, bytes) }
     }
 
     /// Goes back to where the state is in order, after work that has failed.

@@ -43,6 +43,13 @@ pub struct DraftSpace {
     flight: Option<Flight>,
     /// What was chosen and not polled yet.
     outcomes: ArrayVec<Result<Chosen>, { MAX_ROWS + 1 }>,
+    /// Of them, those in front of which no row was evaluated: a choice by logits that were there.
+    at_hand: usize,
+    /// Positions before the rows of the last step, and behind those whose choices were polled.
+    first: usize,
+    polled: usize,
+    /// Whether what is polled now is not wanted.
+    dropping: bool,
 }
 
 /// Addresses of the parts of the device's memory.
@@ -126,6 +133,7 @@ impl DraftSpace {
         for row in 0..rows as u64 {
             let tokens = row * n_vocab as u64 * 4;
             let mut session = core.device_session();
+            session.fixed = core.state.fixed.row(row as usize);
             session.results = at.results;
             session.adjusted = at.adjusted + tokens;
             session.counts = at.counts + tokens;
@@ -155,6 +163,10 @@ impl DraftSpace {
             n_vocab,
             flight: None,
             outcomes: ArrayVec::new(),
+            at_hand: 0,
+            first: 0,
+            polled: 0,
+            dropping: false,
         })
     }
 
@@ -241,6 +253,8 @@ impl Core {
         let device = self.weights.sessions().clone();
         let _current = device.enter()?;
         self.stream.synchronize()?;
+        self.state.fixed.reserve_rows(&device, rows, &self.stream)?;
+        self.place_fixed()?;
         self.drafts = Some(Box::new(DraftSpace::new(self, rows)?));
         Ok(())
     }
@@ -306,7 +320,9 @@ impl Core {
             fail!(Internal, "no token after a wait for it");
         };
         let is_right = chosen.token == tokens[0];
-        self.space()?.outcomes.push(Ok(chosen));
+        let space = self.space()?;
+        space.outcomes.push(Ok(chosen));
+        (space.at_hand, space.dropping) = (1, false);
         if is_right && let Err(e) = self.begin_drafts(tokens, sampling, mask, interrupt) {
             self.space()?.outcomes.push(Err(e));
         }
@@ -323,7 +339,9 @@ impl Core {
     ) -> Result<()> {
         let device = self.weights.context().clone();
         let _current = device.enter()?;
-        let (stream, n) = (self.stream.clone(), tokens.len());
+        let (stream, n, len) = (self.stream.clone(), tokens.len(), self.len());
+        let space = self.space()?;
+        (space.first, space.polled, space.dropping) = (len, len, false);
         if interrupt.load(Ordering::Relaxed) {
             fail!(Interrupted, "interrupted before the step");
         }
@@ -331,6 +349,7 @@ impl Core {
         self.set_position(&stream, self.len())?;
         let settings = self.sampling.settings(sampling, mask.is_some());
         self.set_sampling(&stream, settings)?;
+        self.state.fixed.begin_rows(&stream)?;
         self.space()?.ask(tokens);
         let ending = Ending {
             advance: true,
@@ -354,6 +373,7 @@ impl Core {
         if let Err(e) = launched {
             let _ = stream.synchronize();
             self.lose_track();
+            self.recover();
             return Err(e);
         }
         self.mirror.position = None;
@@ -463,13 +483,77 @@ impl Core {
                 Err(e) => {
                     self.space()?.outcomes.clear();
                     self.lose_track();
+                    self.state.fixed.lose();
+                    self.recover();
                     return Err(e);
                 }
             }
         }
-        match self.space()?.outcomes.pop_at(0) {
-            Some(outcome) => outcome.map(Some),
-            None => fail!(Internal, "a step of drafts without a choice"),
+        let space = self.space()?;
+        let Some(outcome) = space.outcomes.pop_at(0) else {
+            fail!(Internal, "a step of drafts without a choice");
+        };
+        let (at_hand, dropping) = (space.at_hand > 0, space.dropping);
+        space.at_hand = space.at_hand.saturating_sub(1);
+        match &outcome {
+            Ok(_) if at_hand || dropping => {}
+            Ok(_) => {
+                space.polled += 1;
+                let polled = space.polled;
+                self.settle_row(polled)?;
+            }
+            Err(_) => {
+                let polled = space.polled;
+                self.leave_rows(polled, dropping);
+            }
+        }
+        outcome.map(Some)
+    }
+
+    /// The choice behind so many positions was polled: what a step does that was polled.
+    fn settle_row(&mut self, len: usize) -> Result<()> {
+        if self.state.fixed.is_empty() {
+            return Ok(());
+        }
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let logits = self.logits_of_row(len);
+        if self.state.fixed.is_due(len) {
+            let stream = self.stream.clone();
+            self.state.fixed.mark(len, logits, &stream)?;
+        }
+        if let Some(logits) = logits.filter(|_| len == self.len()) {
+            self.take_logits(logits)?;
+            self.has_logits = true;
+        }
+        Ok(())
+    }
+
+    /// The choice behind the next row has failed, whose state is that of the session: it goes back. With `dropping`, to where it was
+    /// without the rows whose choices nobody wanted.
+    fn leave_rows(&mut self, polled: usize, dropping: bool) {
+        let len = polled.min(self.len());
+        if self.state.fixed.is_at(len) {
+            return;
+        }
+        if !dropping {
+            self.state.fixed.lose();
+        }
+        self.forget(len);
+    }
+
+    /// Where the logits of the last of so many positions are, if it is one of the last step's rows.
+    pub(super) fn logits_of_row(&self, len: usize) -> Option<u64> {
+        let space = self.drafts.as_ref()?;
+        let row = len.checked_sub(space.first + 1)?;
+        Some(space.buffers.logits(row as u32))
+    }
+
+    /// What is polled from now on is not wanted: the state may go back behind the choices before.
+    pub fn drop_drafts(&mut self) {
+        if let Some(space) = &mut self.drafts {
+            space.dropping = true;
+            self.state.fixed.allow_back();
         }
     }
 
@@ -509,6 +593,10 @@ impl Core {
             let chosen = self.chosen(number, value);
             let token = chosen.as_ref().ok().map(|chosen| chosen.token);
             self.space()?.outcomes.push(chosen);
+            let is_right = row + 1 < flight.counted && flight.tokens.get(row + 1) == token.as_ref();
+            if !is_right {
+                self.state.fixed.take_rows(before, row + 1);
+            }
             let Some(token) = token else {
                 // The device has gone on.
                 flight.stream.synchronize()?;

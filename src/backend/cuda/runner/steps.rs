@@ -166,6 +166,7 @@ impl Steps {
         if result.is_err() {
             self.in_flight = 0;
             core.lose_track();
+            core.recover();
         }
         result
     }

@@ -3,11 +3,14 @@
 //!
 //! Of a layer, a ring of the convolution's inputs comes first, `[channels][width]`, in which position `p`
 //! has entry `p % width`; behind it the matrices, `[heads][rows][columns]`.
+//!
+//! Rows of drafts leave the state as it is: each has one of its own. The device makes that of the last right row the session's, and the
+//! one before takes the row's place (`accept_drafts` of drafts.cu). The others are there as long as the session may go back to them.
 
 use crate::backend::cuda::driver::{Buffer, Context, Stream};
 use crate::backend::marks::{MarkPlan, Marks};
 use crate::backend::state::{StateSink, StateSource};
-use crate::error::{Result, try_vec};
+use crate::error::{Result, fail, try_vec};
 use crate::model::FixedShape;
 use std::sync::Arc;
 
@@ -67,12 +70,31 @@ impl FixedPlan {
     }
 }
 
+/// The states of rows of drafts.
+struct Rows {
+    _memory: Buffer,
+    places: Vec<RowPlace>,
+}
+
+/// Where a row leaves its state.
+struct RowPlace {
+    address: u64,
+    /// Positions in what is there, if that is anything.
+    position: Option<usize>,
+}
+
 /// The states of fixed size of a session.
 pub struct FixedState {
     plan: Arc<FixedPlan>,
     n_vocab: usize,
     /// The state, then the copies; none if no layer has any.
     memory: Option<Buffer>,
+    /// Where the state is: in front of the copies, or where a row has left it.
+    live: u64,
+    /// None before they are reserved.
+    rows: Option<Rows>,
+    /// Whether the state may go back to that of a row, because what was evaluated behind one is not wanted.
+    back: bool,
     /// Whether the state is to become zeros before it is used.
     unset: bool,
     marks: Marks,
@@ -100,7 +122,10 @@ impl FixedState {
         Ok(FixedState {
             plan: plan.clone(),
             n_vocab,
+            live: memory.as_ref().map_or(0, Buffer::address),
             memory,
+            rows: None,
+            back: false,
             unset: true,
             marks: Marks::new(marks)?,
             moving: false,
@@ -109,14 +134,119 @@ impl FixedState {
 
     /// The address of the state; 0 if there is none.
     pub fn address(&self) -> u64 {
+        self.live
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_none()
+    }
+
+    /// Where the state is before any row's takes its place, and the copies behind it.
+    fn first(&self) -> u64 {
         self.memory.as_ref().map_or(0, Buffer::address)
     }
 
     /// Where a copy is, and its logits.
     fn slot(&self, slot: usize) -> [u64; 2] {
-        let first = self.address() + self.plan.bytes;
+        let first = self.first() + self.plan.bytes;
         let at = first + slot as u64 * self.plan.copy_bytes(self.n_vocab);
         [at, at + self.plan.bytes]
+    }
+
+    /// Reserves states of so many rows of drafts; the state itself may have another address then. Waits for `stream`; nothing else uses
+    /// the state.
+    pub fn reserve_rows(
+        &mut self,
+        context: &Arc<Context>,
+        count: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let bytes = self.plan.bytes as usize;
+        if self.memory.is_none() || self.rows.as_ref().is_some_and(|r| r.places.len() >= count) {
+            return Ok(());
+        }
+        let what = "states of rows of drafts";
+        let memory = Buffer::new(context, bytes.saturating_mul(count), what)?;
+        let mut places = Vec::new();
+        if places.try_reserve_exact(count).is_err() {
+            fail!(OutOfMemory, "{what}");
+        }
+        places.extend((0..count).map(|row| RowPlace {
+            address: memory.address() + (row * bytes) as u64,
+            position: None,
+        }));
+        let first = self.first();
+        if self.live != first {
+            // SAFETY: the session's memory, of which nobody uses what is written; the copy is awaited.
+            let copied = unsafe { stream.copy(first, self.live, bytes) };
+            copied.and(stream.synchronize())?;
+            self.live = first;
+        }
+        self.back = false;
+        self.rows = Some(Rows {
+            _memory: memory,
+            places,
+        });
+        Ok(())
+    }
+
+    /// Where the next step has the state of a row; 0 if there is none.
+    pub fn row(&self, row: usize) -> u64 {
+        let rows = self.rows.as_ref();
+        rows.map_or(0, |rows| rows.places[row].address)
+    }
+
+    /// Readies the state for a step of drafts on `stream`.
+    pub fn begin_rows(&mut self, stream: &Stream) -> Result<()> {
+        self.begin(stream)?;
+        self.forget_rows();
+        Ok(())
+    }
+
+    fn forget_rows(&mut self) {
+        self.back = false;
+        if let Some(rows) = &mut self.rows {
+            rows.places.iter_mut().for_each(|row| row.position = None);
+        }
+    }
+
+    /// Notes that the rows behind `len` positions were evaluated, and that the device has taken the state of the last of `count` rows.
+    pub fn take_rows(&mut self, len: usize, count: usize) {
+        let Some(rows) = &mut self.rows else {
+            return;
+        };
+        for (i, row) in rows.places[..count].iter_mut().enumerate() {
+            row.position = Some(len + i + 1);
+        }
+        if let Some(last) = rows.places[..count].last_mut() {
+            std::mem::swap(&mut self.live, &mut last.address);
+            last.position = Some(len);
+        }
+        self.settle(len + count);
+    }
+
+    /// Lets the state go back to that of a row, once.
+    pub fn allow_back(&mut self) {
+        self.back = true;
+    }
+
+    /// Notes that the state is that of no positions that anybody knows of.
+    pub fn lose(&mut self) {
+        self.forget_rows();
+        self.moving = self.memory.is_some();
+    }
+
+    /// Whether going back to so many positions takes the state of a row.
+    pub fn goes_to_row(&self, len: usize) -> bool {
+        self.back && !self.is_at(len) && self.row_at(len).is_some()
+    }
+
+    /// Where a row has the state of so many positions.
+    fn row_at(&self, len: usize) -> Option<u64> {
+        let places = &self.rows.as_ref()?.places;
+        let row = places.iter().find(|row| row.position == Some(len))?;
+        Some(row.address)
     }
 
     /// Readies the state for steps on `stream`, which are about to change it.
@@ -144,10 +274,15 @@ impl FixedState {
         self.moving
     }
 
+    /// Whether the state is that of the first `len` positions.
+    pub fn is_at(&self, len: usize) -> bool {
+        self.memory.is_none() || self.marks.is_at(len) && !self.moving
+    }
+
     /// Whether the state of the first `len` positions is there, or a copy of it.
     pub fn keeps(&self, len: usize) -> bool {
-        let live = self.marks.is_at(len) && !self.moving;
-        self.memory.is_none() || len == 0 || live || self.marks.find(len).is_some()
+        let marked = || self.marks.find(len).is_some();
+        len == 0 || self.is_at(len) || marked() || self.goes_to_row(len)
     }
 
     /// Positions of the copies, ascending.
@@ -168,17 +303,21 @@ impl FixedState {
         }
     }
 
-    /// Copies the state, which is that of `position` positions, with logits if there are some at an
+    /// Copies the state of `position` positions, which is the present one or that of a row, with logits if there are some at an
     /// address. Waits for `stream`; nothing else uses the state.
     pub fn mark(&mut self, position: usize, logits: Option<u64>, stream: &Stream) -> Result<()> {
         if self.memory.is_none() {
             return Ok(());
         }
+        let from = match self.marks.is_at(position) {
+            true => self.live,
+            false => self.row_at(position).unwrap_or(self.live),
+        };
         let slot = self.marks.add(position, logits.is_some());
         let [to, to_logits] = self.slot(slot);
         // SAFETY: both are the session's memory and as long; the copies are awaited.
         let copied = unsafe {
-            let state = stream.copy(to, self.address(), self.plan.bytes as usize);
+            let state = stream.copy(to, from, self.plan.bytes as usize);
             state.and(match logits {
                 Some(from) => stream.copy(to_logits, from, self.n_vocab * 4),
                 None => Ok(()),
@@ -192,13 +331,23 @@ impl FixedState {
     }
 
     /// Goes back to the first `len` positions, whose state is there, and forgets later copies. Whether
-    /// their logits are there, too; then they are copied to the address. Waits for `stream`; nothing
+    /// their logits are there, too; then they are copied to the address. A row has none here. Waits for `stream`; nothing
     /// else uses the state.
     pub fn go_back(&mut self, len: usize, logits: u64, stream: &Stream) -> Result<bool> {
         self.marks.forget_behind(len);
-        if self.memory.is_none() || self.marks.is_at(len) && !self.moving {
+        if self.is_at(len) {
+            self.forget_rows();
             return Ok(false);
         }
+        if let Some(from) = self.row_at(len).filter(|_| self.back) {
+            self.forget_rows();
+            // SAFETY: as in `mark`.
+            let copied = unsafe { stream.copy(self.live, from, self.plan.bytes as usize) };
+            copied.and(stream.synchronize())?;
+            self.settle(len);
+            return Ok(false);
+        }
+        self.forget_rows();
         let Some(copied) = self.marks.find(len) else {
             return Ok(false);
         };
@@ -220,6 +369,7 @@ impl FixedState {
     /// Forgets everything.
     pub fn clear(&mut self) {
         (self.unset, self.moving) = (true, false);
+        self.forget_rows();
         self.marks.clear();
     }
 
@@ -229,8 +379,16 @@ impl FixedState {
         let mut other = FixedState::new(context, &self.plan, self.n_vocab, marks)?;
         (other.unset, other.marks) = (self.unset, self.marks.try_clone()?);
         if let (Some(from), Some(to)) = (&self.memory, &other.memory) {
-            // SAFETY: as long, and different; the copy is awaited.
-            let copied = unsafe { stream.copy(to.address(), from.address(), from.bytes()) };
+            let state = self.plan.bytes;
+            // SAFETY: as long, and different; the copies are awaited.
+            let copied = unsafe {
+                let copied = stream.copy(to.address(), self.live, state as usize);
+                let copies = from.bytes() - state as usize;
+                copied.and(match copies {
+                    0 => Ok(()),
+                    _ => stream.copy(to.address() + state, from.address() + state, copies),
+                })
+            };
             copied.and(stream.synchronize())?;
         }
         Ok(other)
