@@ -109,7 +109,7 @@ struct Drafts {
 };
 
 struct DraftsArgs {
-    // Of the sessions that have drafts.
+    // Of the sessions that have drafts; NULL: of none.
     const Drafts* const* drafts;
 };
 

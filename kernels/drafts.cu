@@ -8,10 +8,11 @@
 // Rows of a session at most, and entries of `asked` before its tokens.
 constexpr uint32_t MAX_DRAFT_ROWS = 32, ASKED_TOKENS = 2;
 
-// Grid (sessions with drafts), 256 threads: readies the rows. No kernel of the step begins before its end, for some look at
+// Grid (sessions with drafts at most), 256 threads: readies the rows. No kernel of the step begins before its end, for some look at
 // their row's position before they wait for anything.
 extern "C" __global__ void __launch_bounds__(256) draft_rows(const __grid_constant__ DraftsArgs a) {
     wait_for_producers();
+    if (!a.drafts[blockIdx.x]) return;
     const Drafts& d = *a.drafts[blockIdx.x];
     const Session& s = *d.session;
     const volatile uint32_t* asked = d.asked;
@@ -37,12 +38,13 @@ extern "C" __global__ void __launch_bounds__(256) draft_rows(const __grid_consta
         ((uint32_t*)&d.rows[i / WORDS].settings)[i % WORDS] = ((const uint32_t*)&s.settings)[i % WORDS];
 }
 
-// Grid (sessions with drafts), 32 threads, one a row: hands over the rows' choices up to the first that is not the next row's
+// Grid (sessions with drafts at most), 32 threads, one a row: hands over the rows' choices up to the first that is not the next row's
 // token, and moves the session behind the rows that made them. The state of fixed size of the last one becomes the session's, and what
 // the session had takes the row's place.
 extern "C" __global__ void __launch_bounds__(32) accept_drafts(const __grid_constant__ DraftsArgs a) {
     release_dependents();
     wait_for_producers();
+    if (!a.drafts[blockIdx.x]) return;
     const Drafts& d = *a.drafts[blockIdx.x];
     Session& s = *d.session;
     const volatile uint32_t* asked = d.asked;

@@ -423,7 +423,7 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
     } else if (starts(f->name, "product_adapted_") || starts(f->name, "product_spread_adapted_")) {
         product(e, args);
     } else if (!strcmp(f->name, "draft_rows") || !strcmp(f->name, "accept_drafts")) {
-        for (r = 0; r < gx; r++) (f->name[0] == 'd' ? draft_rows : accept_drafts)((*(const Drafts ***)args)[r]);
+        for (r = 0; r < gx; r++) if ((*(const Drafts ***)args)[r]) (f->name[0] == 'd' ? draft_rows : accept_drafts)((*(const Drafts ***)args)[r]);
     } else if (!strcmp(f->name, "finish") || !strcmp(f->name, "draw")) {
         end_step(e, args, f->name[0] == 'f' ? gx : gy);
     }

@@ -5,7 +5,7 @@ pub mod core;
 mod drafts;
 mod steps;
 
-pub use drafts::MAX_ROWS;
+pub use drafts::{MAX_ROWS, Rows};
 pub use steps::{Chosen, Prepared, Steps};
 
 use self::background::Background;
@@ -121,6 +121,13 @@ impl CudaRunner {
     pub fn keep(&mut self, chosen: Chosen) -> Result<()> {
         let core = self.take()?;
         self.work = Work::Ready(core, Ready::Token(chosen));
+        Ok(())
+    }
+
+    /// Keeps the choices of a step with drafts in a batch, until they are polled.
+    pub fn keep_drafts(&mut self) -> Result<()> {
+        let core = self.take()?;
+        self.work = Work::Drafts(core, None);
         Ok(())
     }
 

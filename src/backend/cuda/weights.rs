@@ -387,7 +387,8 @@ impl CudaWeights {
         let mut chosen = chosen.into_iter();
         for &i in rows {
             let kept = match chosen.next() {
-                Some(chosen) => runners[i].keep(chosen),
+                Some(Some(chosen)) => runners[i].keep(chosen),
+                Some(None) => runners[i].keep_drafts(),
                 None => runners[i].keep_evaluated(),
             };
             kept.map_err(|e| RowError::of(i, e))?;
@@ -398,15 +399,21 @@ impl CudaWeights {
     /// Does the work of rows. After an error, some of them may be under way.
     fn submit_apart(&self, (runners, works): &mut Parts<CudaRunner>, when: When) -> RowResult<()> {
         let _resident = self.resident()?;
-        // Steps with caches of one type go together; rows that choose again, or have more to do, go
-        // alone.
+        // Steps with caches of one type go together, and drafts with them as long as rows are free; rows that choose again, or have
+        // more to do, go alone.
+        let mut spare = MAX_BATCH - works.len();
         let mut groups = ArrayVec::<((KvType, bool), ArrayVec<usize, MAX_BATCH>), 6>::new();
         for (i, work) in works.iter().enumerate() {
-            let chooses = work.want.is_one_choice() && !work.tokens.is_empty();
+            let drafts = drafts_of(work);
+            let chooses = match work.want {
+                Want::Verified { .. } => work.tokens.len() > drafts && drafts <= spare,
+                want => want.is_one_choice() && !work.tokens.is_empty(),
+            };
             let evaluates = matches!(work.want, Want::Evaluated) && work.tokens.len() == 1;
             if when == When::Now && (chooses || evaluates) && self.of.is_none() {
                 let kv_type = runners[i].kv_type().map_err(|e| RowError::of(i, e))?;
                 let kind = (kv_type, chooses);
+                spare -= drafts;
                 match groups.iter_mut().find(|(k, _)| *k == kind) {
                     Some((_, group)) => group.push(i),
                     None => groups.push((kind, [i].into_iter().collect())),
@@ -439,20 +446,30 @@ fn contexts(index: usize, options: &LoadOptions) -> Result<(Arc<Context>, Arc<Co
     Ok((of_model, of_sessions))
 }
 
+/// The drafts of a row.
+fn drafts_of(work: &RowWork<'_>) -> usize {
+    match work.want {
+        Want::Verified { drafts, .. } => drafts,
+        _ => 0,
+    }
+}
+
 /// A row of a batch.
 fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<Member<'c, 'm>> {
     let sampling = match work.want {
-        Want::Choices { sampling, .. } => Some(sampling),
+        Want::Choices { sampling, .. } | Want::Verified { sampling, .. } => Some(sampling),
         _ => None,
     };
     let core = runner.core()?;
+    let (known, drafts) = work.tokens.split_at(work.tokens.len() - drafts_of(work));
     let residual = &mut work.residual;
-    let Some(token) = core.all_but_last(work.tokens, residual, work.interrupt)? else {
+    let Some(token) = core.all_but_last(known, residual, work.interrupt)? else {
         fail!(Internal, "a step of a batch without a token");
     };
     Ok(Member {
         core,
         token,
+        drafts,
         sampling,
         mask: work.mask.take(),
         interrupt: work.interrupt,
@@ -554,6 +571,10 @@ impl Weights for CudaWeights {
             true => MAX_ROWS - 1,
             false => 0,
         }
+    }
+
+    fn drafts_in_batches(&self) -> bool {
+        self.max_drafts() > 0
     }
 
     fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {

@@ -114,7 +114,7 @@ pub struct Drafts {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DraftRows {
-    /// Of the sessions that have drafts.
+    /// Of the sessions that have drafts; NULL: of none.
     pub drafts: ConstPtr<ConstPtr<Drafts>>,
 }
 

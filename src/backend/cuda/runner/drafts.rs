@@ -48,6 +48,8 @@ pub struct DraftSpace {
     /// Positions before the rows of the last step, and behind those whose choices were polled.
     first: usize,
     polled: usize,
+    /// Whether the logits of these rows are here.
+    has_logits: bool,
     /// Whether what is polled now is not wanted.
     dropping: bool,
 }
@@ -96,8 +98,29 @@ fn asked_bytes(rows: usize) -> usize {
     ((ASKED_TOKENS + rows) * 4).next_multiple_of(256)
 }
 
+/// A session that is ready for a step of drafts.
+pub struct Rows {
+    /// How it chooses.
+    pub stages: Stages,
+    /// The address of its first row's session; the others follow.
+    pub first: u64,
+    /// The address of what the kernels around the step know of it.
+    pub drafts: u64,
+    /// What the step is to be collected by.
+    pub flight: Flight,
+}
+
+impl Rows {
+    /// The addresses of the rows' sessions.
+    pub fn addresses(&self) -> impl Iterator<Item = u64> {
+        let size = size_of::<args::Session>() as u64;
+        let first = self.first;
+        (0..self.flight.tokens.len() as u64).map(move |row| first + row * size)
+    }
+}
+
 /// A step that was launched and not collected.
-struct Flight {
+pub struct Flight {
     stream: Arc<Stream>,
     /// The tokens of its rows.
     tokens: ArrayVec<u32, MAX_ROWS>,
@@ -166,6 +189,7 @@ impl DraftSpace {
             at_hand: 0,
             first: 0,
             polled: 0,
+            has_logits: false,
             dropping: false,
         })
     }
@@ -226,11 +250,17 @@ impl DraftSpace {
 }
 
 impl Kernels {
-    /// Readies the rows of `count` sessions with drafts, or hands over what they have chosen.
+    /// Readies the rows of up to `count` sessions with drafts, or hands over what they have chosen.
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    unsafe fn drafts(&self, stream: &Stream, table: u64, count: u32, accept: bool) -> Result<()> {
+    pub(in crate::backend::cuda) unsafe fn drafts(
+        &self,
+        stream: &Stream,
+        table: u64,
+        count: u32,
+        accept: bool,
+    ) -> Result<()> {
         let args = args::DraftRows { drafts: table };
         let (name, threads) = match accept {
             false => ("draft_rows", 256),
@@ -339,33 +369,20 @@ impl Core {
     ) -> Result<()> {
         let device = self.weights.context().clone();
         let _current = device.enter()?;
-        let (stream, n, len) = (self.stream.clone(), tokens.len(), self.len());
-        let space = self.space()?;
-        (space.first, space.polled, space.dropping) = (len, len, false);
-        if interrupt.load(Ordering::Relaxed) {
-            fail!(Interrupted, "interrupted before the step");
-        }
-        self.state.prepare(self.len(), self.len() + n, &stream)?;
-        self.set_position(&stream, self.len())?;
-        let settings = self.sampling.settings(sampling, mask.is_some());
-        self.set_sampling(&stream, settings)?;
-        self.state.fixed.begin_rows(&stream)?;
-        self.space()?.ask(tokens);
+        let stream = self.stream.clone();
+        let masked = mask.is_some();
+        let ready = self.prepare_rows(&stream, tokens, sampling, masked, interrupt)?;
+        let Rows {
+            stages, mut flight, ..
+        } = ready;
+        self.space()?.has_logits = true;
         let ending = Ending {
             advance: true,
             choose: true,
-            stages: Stages::of(&settings),
+            stages,
             drafts: true,
         };
-        let mut flight = Flight {
-            stream: stream.clone(),
-            tokens: tokens.iter().copied().collect(),
-            counted: n,
-            behind: None,
-            interrupt: None,
-        };
-        // Whatever comes, the device has gone on.
-        self.has_logits = false;
+        let n = tokens.len();
         let launched = match mask {
             None => self.launch_drafts(n, ending),
             Some(mask) => self.launch_masked_drafts(n, ending, mask, &mut flight),
@@ -376,10 +393,73 @@ impl Core {
             self.recover();
             return Err(e);
         }
-        self.mirror.position = None;
-        self.mirror.token = None;
         self.notify(&stream);
         self.space()?.flight = Some(flight);
+        Ok(())
+    }
+
+    /// Readies the session, and what its rows are told, for a step on `stream` in which they have these tokens. There is room for
+    /// so many.
+    pub fn prepare_rows(
+        &mut self,
+        stream: &Arc<Stream>,
+        tokens: &[u32],
+        sampling: &Sampling,
+        masked: bool,
+        interrupt: &AtomicBool,
+    ) -> Result<Rows> {
+        let (n, len) = (tokens.len(), self.len());
+        let space = self.space()?;
+        (space.first, space.polled) = (len, len);
+        (space.has_logits, space.dropping) = (false, false);
+        if interrupt.load(Ordering::Relaxed) {
+            fail!(Interrupted, "interrupted before the step");
+        }
+        self.state.prepare(len, len + n, stream)?;
+        self.set_position(stream, len)?;
+        let settings = self.sampling.settings(sampling, masked);
+        self.set_sampling(stream, settings)?;
+        self.state.fixed.begin_rows(stream)?;
+        let space = self.space()?;
+        space.ask(tokens);
+        let at = space.memory.at();
+        let rows = (at.rows, at.drafts);
+        // Whatever comes, the device goes on.
+        self.lose_track();
+        Ok(Rows {
+            stages: Stages::of(&settings),
+            first: rows.0,
+            drafts: rows.1,
+            flight: Flight {
+                stream: stream.clone(),
+                tokens: tokens.iter().copied().collect(),
+                counted: n,
+                behind: None,
+                interrupt: None,
+            },
+        })
+    }
+
+    /// Asks for the masks of the rows of a step under way, and tells these how many of their choices count.
+    pub fn take_row_masks(&mut self, flight: &mut Flight, mask: &mut MaskSource<'_>) -> Result<()> {
+        let is_read_here = self.sampling.reads_host_mask();
+        for row in 0..flight.tokens.len() {
+            let space = self.space()?;
+            // SAFETY: `Drop` waits for the stream, and a batch for its results. The last masked step has ended, and its copies with
+            // it.
+            let taken = unsafe { space.take_mask(row, is_read_here, &flight.stream, mask) };
+            match taken {
+                Ok(()) => {}
+                Err(e) if row == 0 => return Err(e),
+                Err(e) => {
+                    // It counts if all choices before it are right.
+                    (flight.counted, flight.behind) = (row, Some(e));
+                    break;
+                }
+            }
+        }
+        // The kernel that reads it comes with the next launch.
+        self.space()?.write_asked(1, flight.counted as u32);
         Ok(())
     }
 
@@ -396,22 +476,7 @@ impl Core {
             ..EVALUATE
         };
         self.launch_drafts(n, evaluate)?;
-        let (stream, is_read_here) = (self.stream.clone(), self.sampling.reads_host_mask());
-        for row in 0..n {
-            // SAFETY: `Drop` waits for the stream. The last masked step has ended, and its copies with it.
-            let taken = unsafe { self.space()?.take_mask(row, is_read_here, &stream, mask) };
-            match taken {
-                Ok(()) => {}
-                Err(e) if row == 0 => return Err(e),
-                Err(e) => {
-                    // It counts if all choices before it are right.
-                    (flight.counted, flight.behind) = (row, Some(e));
-                    break;
-                }
-            }
-        }
-        // The kernel that reads it comes with the next launch.
-        self.space()?.write_asked(1, flight.counted as u32);
+        self.take_row_masks(flight, mask)?;
         self.launch_drafts(
             n,
             Ending {
@@ -474,19 +539,9 @@ impl Core {
             let Some(flight) = space.flight.take() else {
                 fail!(NothingPending, "no step was started");
             };
-            match self.collect_drafts(&flight, wait) {
-                Ok(true) => {}
-                Ok(false) => {
-                    self.space()?.flight = Some(flight);
-                    return Ok(None);
-                }
-                Err(e) => {
-                    self.space()?.outcomes.clear();
-                    self.lose_track();
-                    self.state.fixed.lose();
-                    self.recover();
-                    return Err(e);
-                }
+            if !self.collect(&flight, wait)? {
+                self.space()?.flight = Some(flight);
+                return Ok(None);
             }
         }
         let space = self.space()?;
@@ -508,6 +563,18 @@ impl Core {
             }
         }
         outcome.map(Some)
+    }
+
+    /// Takes the results of a step, if they are there, for [`poll_drafts`](Core::poll_drafts). After an error nothing of it is left.
+    pub fn collect(&mut self, flight: &Flight, wait: bool) -> Result<bool> {
+        let collected = self.collect_drafts(flight, wait);
+        if collected.is_err() {
+            self.space()?.outcomes.clear();
+            self.lose_track();
+            self.state.fixed.lose();
+            self.recover();
+        }
+        collected
     }
 
     /// The choice behind so many positions was polled: what a step does that was polled.
@@ -546,7 +613,7 @@ impl Core {
     pub(super) fn logits_of_row(&self, len: usize) -> Option<u64> {
         let space = self.drafts.as_ref()?;
         let row = len.checked_sub(space.first + 1)?;
-        Some(space.buffers.logits(row as u32))
+        space.has_logits.then(|| space.buffers.logits(row as u32))
     }
 
     /// What is polled from now on is not wanted: the state may go back behind the choices before.
