@@ -3,6 +3,7 @@
 use crate::error::{Result, fail, try_vec};
 use crate::memory::Charge;
 use std::any::Any;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The residual stream of a run of positions: the last ones that a runner has evaluated, as many as there is room for. It is that behind the
@@ -36,6 +37,11 @@ pub trait DeviceStates: Send + Sync {
     ///
     /// Errors: those of the device.
     fn read(&self, position: usize, out: &mut [f32]) -> Result<()>;
+
+    /// Writes those of a position.
+    ///
+    /// Errors: those of the device.
+    fn write(&self, position: usize, state: &[f32]) -> Result<()>;
 
     /// Becomes a copy of others of the same kind and size.
     ///
@@ -188,6 +194,29 @@ impl HiddenStates {
         run.start <= position && position + count <= run.end
     }
 
+    /// The positions that are there.
+    pub fn run(&self) -> Range<usize> {
+        let run = lock(&self.run);
+        run.start..run.end
+    }
+
+    /// Takes those of positions from `position` on, of which so many floats are.
+    ///
+    /// Errors: those of the device.
+    pub fn write(&self, position: usize, states: &[f32]) -> Result<()> {
+        for (at, state) in (position..).zip(states.chunks_exact(self.width)) {
+            match &self.memory {
+                StateMemory::Host { floats, .. } => {
+                    let slot = at % self.rows * self.width;
+                    lock(floats)[slot..slot + self.width].copy_from_slice(state);
+                }
+                StateMemory::Device(memory) => memory.write(at, state)?,
+            }
+        }
+        self.evaluated(position, states.len() / self.width);
+        Ok(())
+    }
+
     /// Reads those of positions from `position` on, as many as there is room for in `out`.
     ///
     /// Errors: `Internal` if one is not there; those of the device.
@@ -210,6 +239,11 @@ impl HiddenStates {
         }
         Ok(())
     }
+
+    /// Writes those of a position.
+    ///
+    /// Errors: those of the device.
+    fn write(&self, position: usize, state: &[f32]) -> Result<()>;
 
     /// Becomes a copy of others of the same device and size.
     ///

@@ -2,7 +2,7 @@
 
 use super::Session;
 use crate::backend::state::StateLayout;
-use crate::backend::{Runner, StateInfo, StateSink, StateSource};
+use crate::backend::{Runner, StateInfo, StateSink, StateSource, Weights};
 use crate::engine::sampling::Logprobs;
 use crate::error::{Result, fail};
 use crate::memory::Pages;
@@ -20,8 +20,7 @@ pub(super) enum Residence {
 
 /// A state in host memory.
 pub(super) struct Evicted {
-    info: StateInfo,
-    stream: Stored,
+    state: SavedState,
     /// The tokens of its positions.
     tokens: Vec<u32>,
     /// Positions that are still wanted of it.
@@ -77,28 +76,26 @@ impl Session {
         let Residence::Device(runner) = &mut self.residence else {
             return Ok(());
         };
-        let weights = self.model.weights();
-        let mut memory = Memory {
-            layers: weights.kv_layers(),
-            fixed_len: weights.fixed_len(),
-            n_vocab: self.model.details().n_vocab,
-            info: None,
-            stream: None,
-        };
-        runner.save(&mut memory)?;
-        let (Some(info), Some(stream)) = (memory.info, memory.stream) else {
-            fail!(Internal, "a saved state without a beginning");
-        };
+        let n_vocab = self.model.details().n_vocab;
+        let state = SavedState::of(&mut **runner, &**self.model.weights(), n_vocab)?;
+        let len = state.info.len;
         let evicted = Evicted {
-            tokens: self.tokens[..info.len].to_vec(),
-            wanted: info.len,
-            info,
-            stream,
+            tokens: self.tokens[..len].to_vec(),
+            wanted: len,
+            state,
             logprobs: runner.logprobs().cloned(),
         };
         let evicted = Box::new(evicted);
         // Nothing that is kept was made with memory of the reserve.
         crate::memory::check()?;
+        if let Some(speculation) = &mut self.speculation {
+            speculation.evict()?;
+            if let Err(e) = crate::memory::check() {
+                let back = speculation.resume();
+                let back = back.and_then(|()| runner.keep_states(speculation.states()));
+                return back.and(Err(e));
+            }
+        }
         self.residence = Residence::Host(evicted);
         Ok(())
     }
@@ -115,17 +112,57 @@ impl Session {
         runner.set_rules(self.rules.clone())?;
         runner.set_adapters(self.adapters.clone())?;
         runner.set_event(self.event.clone());
-        if let Some(speculation) = &self.speculation {
+        if let Some(speculation) = &mut self.speculation {
+            speculation.resume()?;
             runner.reserve_drafts(speculation.most())?;
+        }
+        evicted.state.load(&mut *runner, &evicted.tokens)?;
+        if let Some(speculation) = &self.speculation {
             runner.keep_states(speculation.states())?;
         }
-        let mut stream = evicted.stream.bytes();
-        runner.load(&evicted.info, &evicted.tokens, &mut stream)?;
         crate::memory::check()?;
         let wanted = evicted.wanted;
         self.residence = Residence::Device(runner);
         self.residence.roll_back_to(wanted);
         Ok(())
+    }
+}
+
+/// A runner's state as a stream in host memory.
+pub(super) struct SavedState {
+    info: StateInfo,
+    stream: Stored,
+}
+
+impl SavedState {
+    /// The state of a runner of these weights. Errors: `OutOfMemory`; those of the device.
+    pub fn of(
+        runner: &mut dyn Runner,
+        weights: &dyn Weights,
+        n_vocab: usize,
+    ) -> Result<SavedState> {
+        let mut memory = Memory {
+            layers: weights.kv_layers(),
+            fixed_len: weights.fixed_len(),
+            n_vocab,
+            info: None,
+            stream: None,
+        };
+        runner.save(&mut memory)?;
+        let (Some(info), Some(stream)) = (memory.info, memory.stream) else {
+            fail!(Internal, "a saved state without a beginning");
+        };
+        Ok(SavedState { info, stream })
+    }
+
+    /// Positions in it.
+    pub fn len(&self) -> usize {
+        self.info.len
+    }
+
+    /// Makes it that of a new runner, whose positions have these tokens. Errors: `OutOfMemory`; those of the device.
+    pub fn load(&self, runner: &mut dyn Runner, tokens: &[u32]) -> Result<()> {
+        runner.load(&self.info, tokens, &mut self.stream.bytes())
     }
 }
 

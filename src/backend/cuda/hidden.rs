@@ -86,6 +86,10 @@ impl DeviceStates for StateRing {
         self.buffer.read(self.offset(position), out)
     }
 
+    fn write(&self, position: usize, state: &[f32]) -> Result<()> {
+        self.buffer.write(self.offset(position), state)
+    }
+
     fn copy(&self, other: &dyn DeviceStates) -> Result<()> {
         let Some(other) = other.as_any().downcast_ref::<StateRing>() else {
             fail!(Internal, "hidden states of another device");

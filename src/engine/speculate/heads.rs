@@ -12,6 +12,7 @@ use crate::backend::{
     TokenInput, Want, Weights, When,
 };
 use crate::engine::interrupt::Interrupts;
+use crate::engine::residence::SavedState;
 use crate::engine::{Model, Session};
 use crate::error::{Result, Status, fail, try_vec};
 use crate::log::log;
@@ -27,12 +28,12 @@ const PIECE: usize = 256;
 pub struct HeadDrafts {
     model: Arc<Model>,
     head: Head,
-    runner: Box<dyn Runner>,
+    /// What that is made with.
+    options: RunnerOptions,
     interrupts: Arc<Interrupts>,
-    /// Those of the session.
-    states: Arc<HiddenStates>,
-    /// The head's own, of its last position.
-    own: Arc<HiddenStates>,
+    place: HeadPlace,
+    /// Positions whose states the session keeps.
+    n_states: usize,
     /// The context that it has read. A position is known by the token behind it.
     read: Vec<u32>,
     /// The position of the context that is the runner's first one.
@@ -43,12 +44,53 @@ pub struct HeadDrafts {
     context: usize,
 }
 
+/// Where a session's head has its state.
+enum HeadPlace {
+    /// On the device.
+    Device(OnDevice),
+    /// In host memory, with the states from a position on that the head has not read.
+    Host {
+        state: SavedState,
+        first: usize,
+        states: Vec<f32>,
+    },
+}
+
+/// What a session's head has on the device.
+struct OnDevice {
+    runner: Box<dyn Runner>,
+    /// Those of the session.
+    states: Arc<HiddenStates>,
+    /// The head's own, of its last position.
+    own: Arc<HiddenStates>,
+}
+
 /// A head, and what it reads.
 #[derive(Clone)]
 pub(super) struct Head {
     pub weights: Arc<dyn Weights>,
     /// If it is one of EAGLE-3: the model that it is, and where it reads the session's model.
     pub fused: Option<(Arc<Model>, [usize; 3])>,
+}
+
+impl Head {
+    /// Room for so many states of a session with a model, and for the head's own.
+    fn room(&self, model: &Model, count: usize) -> Result<(Arc<HiddenStates>, Arc<HiddenStates>)> {
+        match &self.fused {
+            None => Ok((
+                model.weights().hidden_states(count)?,
+                self.weights.hidden_states(1)?,
+            )),
+            // Its own are those behind its layer.
+            Some((_, places)) => {
+                let count = count.min(MAX_FUSED_STATES);
+                Ok((
+                    model.weights().states_at(places, count)?,
+                    self.weights.states_at(&[1], 1)?,
+                ))
+            }
+        }
+    }
 }
 
 impl HeadDrafts {
@@ -92,36 +134,44 @@ impl HeadDrafts {
     /// The same with a runner of the head.
     fn with(target: &Session, head: Head, mut runner: Box<dyn Runner>) -> Result<HeadDrafts> {
         let model = target.model().clone();
-        let (_, kept) = HeadDrafts::of_session(&target.options);
+        let (options, n_states) = HeadDrafts::of_session(&target.options);
         let context = target.context();
-        let (states, own) = match &head.fused {
-            None => (
-                model.weights().hidden_states(kept)?,
-                head.weights.hidden_states(1)?,
-            ),
-            // Its own are those behind its layer.
-            Some((_, places)) => (
-                model
-                    .weights()
-                    .states_at(places, kept.min(MAX_FUSED_STATES))?,
-                head.weights.states_at(&[1], 1)?,
-            ),
-        };
+        let (states, own) = head.room(&model, n_states)?;
         runner.keep_states(Some(own.clone()))?;
         let mut read = try_vec(context + MAX_DRAFTS, 0, "tokens of a head")?;
         read.clear();
         Ok(HeadDrafts {
-            states,
             head,
-            runner,
+            options,
             interrupts: target.interrupts().clone(),
-            own,
+            place: HeadPlace::Device(OnDevice {
+                runner,
+                states,
+                own,
+            }),
+            n_states,
             read,
             base: 0,
             known: 0,
             context,
             model,
         })
+    }
+
+    /// What it has on the device, where the session's state is, too.
+    fn on_device(&mut self) -> Result<&mut OnDevice> {
+        match &mut self.place {
+            HeadPlace::Device(there) => Ok(there),
+            HeadPlace::Host { .. } => fail!(Internal, "a head whose state is not on the device"),
+        }
+    }
+
+    /// The first position from which on there are all states before `end`.
+    fn first_state(&self, end: usize) -> Option<usize> {
+        match &self.place {
+            HeadPlace::Device(there) => there.states.first(end),
+            HeadPlace::Host { .. } => None,
+        }
     }
 
     /// Positions of the runner that the context has, and that were made of the session's states.
@@ -140,8 +190,11 @@ impl HeadDrafts {
         position: usize,
         want: Want,
     ) -> Result<()> {
+        let HeadPlace::Device(there) = &mut self.place else {
+            fail!(Internal, "a head whose state is not on the device");
+        };
         let row = Row {
-            runner: &mut *self.runner,
+            runner: &mut *there.runner,
             tokens,
             want,
             mask: None,
@@ -158,24 +211,26 @@ impl HeadDrafts {
     /// Reads a context up to what it lacks for the next draft, which are some tokens at least. False if there are no states for it.
     fn catch_up(&mut self, tokens: &[u32]) -> Result<bool> {
         let end = tokens.len() - 1;
-        let Some(first) = self.states.first(end) else {
+        let Some(first) = self.first_state(end) else {
             return Ok(false);
         };
         // Something is left to read, behind which is drafted.
         let mut kept = self.kept(tokens).min((end - 1).saturating_sub(self.base));
         // As far as the runner can go back to.
-        kept = self.runner.mark_before(kept).position();
+        kept = self.on_device()?.runner.mark_before(kept).position();
         if kept == 0 || first > self.base + kept {
             (self.base, kept) = (first, 0);
         }
-        let mark = self.runner.mark_before(kept);
-        self.runner.rollback(mark);
+        let base = self.base;
+        let OnDevice { runner, states, .. } = self.on_device()?;
+        let mark = runner.mark_before(kept);
+        runner.rollback(mark);
         // Draws are by position: those of the session are the same numbers. The first token of the context is none of the head's.
-        self.runner.set_draw_offset(self.base + 1)?;
-        self.known = self.runner.len();
+        runner.set_draw_offset(base + 1)?;
+        let (known, states) = (runner.len(), states.clone());
+        self.known = known;
         self.read.clear();
         self.read.extend_from_slice(tokens);
-        let states = self.states.clone();
         loop {
             let position = self.base + self.known;
             if end - position <= PIECE {
@@ -183,8 +238,9 @@ impl HeadDrafts {
             }
             let piece = &tokens[position + 1..=position + PIECE];
             self.submit(piece, &states, position, Want::Evaluated)?;
-            match self.runner.poll(true)? {
-                Some(Outcome::Evaluated) => self.known = self.runner.len(),
+            let runner = &mut self.on_device()?.runner;
+            match runner.poll(true)? {
+                Some(Outcome::Evaluated) => self.known = runner.len(),
                 other => fail!(Internal, "{other:?} of a head"),
             }
         }
@@ -200,10 +256,13 @@ impl HeadDrafts {
         }
         let mut sampling = *context.sampling;
         sampling.logprobs = 0;
-        let (states, own) = (self.states.clone(), self.own.clone());
+        let there = self.on_device()?;
+        let (states, own) = (there.states.clone(), there.own.clone());
         let mut done = 0;
         while done < drafts.len() {
-            let count = (drafts.len() - done).min(self.runner.queue_limit());
+            let runner = &mut self.on_device()?.runner;
+            let (len, limit) = (runner.len(), runner.queue_limit());
+            let count = (drafts.len() - done).min(limit);
             let want = Want::Choices { count, sampling };
             match done.checked_sub(1) {
                 None => {
@@ -212,12 +271,12 @@ impl HeadDrafts {
                 }
                 // It goes on from its own states.
                 Some(last) => {
-                    let position = self.runner.len() - 1;
+                    let position = len - 1;
                     self.submit(&drafts[last..done], &own, position, want)?;
                 }
             }
             for draft in &mut drafts[done..done + count] {
-                *draft = match self.runner.poll(true)? {
+                *draft = match self.on_device()?.runner.poll(true)? {
                     Some(Outcome::Token(token)) => token,
                     other => fail!(Internal, "{other:?} of a head"),
                 };
@@ -240,12 +299,15 @@ impl DraftSource for HeadDrafts {
     }
 
     fn states(&self) -> Option<Arc<HiddenStates>> {
-        Some(self.states.clone())
+        match &self.place {
+            HeadPlace::Device(there) => Some(there.states.clone()),
+            HeadPlace::Host { .. } => None,
+        }
     }
 
     fn lacks(&self, context: &DraftContext<'_>) -> usize {
         let end = context.tokens.len().saturating_sub(1);
-        let first = self.states.first(end).unwrap_or(end);
+        let first = self.first_state(end).unwrap_or(end);
         end - first.max(self.base + self.kept(context.tokens)).min(end)
     }
 
@@ -253,7 +315,7 @@ impl DraftSource for HeadDrafts {
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
         let len = context.tokens.len();
         let able = (2..self.context).contains(&len);
-        Ok((able && self.states.first(len - 1).is_some()).then_some(0))
+        Ok((able && self.first_state(len - 1).is_some()).then_some(0))
     }
 
     /// A head that fails has no drafts: only speed depends on it.
@@ -261,7 +323,8 @@ impl DraftSource for HeadDrafts {
         match self.try_draft(context, drafts) {
             Err(e) => {
                 // What it has read is as far as its runner has come.
-                self.known = self.known.min(self.runner.len());
+                let len = self.on_device().map_or(0, |there| there.runner.len());
+                self.known = self.known.min(len);
                 if e.status == Status::Interrupted {
                     return Err(e);
                 }
@@ -272,9 +335,67 @@ impl DraftSource for HeadDrafts {
         }
     }
 
+    fn evict(&mut self) -> Result<()> {
+        // What is in host memory anyway stays there.
+        if self.head.fused.is_some() {
+            return Ok(());
+        }
+        let (n_vocab, known) = (self.model.details().n_vocab, self.known);
+        let HeadPlace::Device(there) = &mut self.place else {
+            return Ok(());
+        };
+        // Drafts are no part of what it has read.
+        let mark = there.runner.mark_before(known);
+        there.runner.rollback(mark);
+        let state = SavedState::of(&mut *there.runner, &*self.head.weights, n_vocab)?;
+        // States that are missing in between are not read.
+        let run = there.states.run();
+        let first = run.start.max(self.base + state.len()).min(run.end);
+        let mut states = try_vec(
+            (run.end - first) * there.states.width(),
+            0.0,
+            "hidden states",
+        )?;
+        there.states.read(first, &mut states)?;
+        self.known = state.len();
+        self.place = HeadPlace::Host {
+            state,
+            first,
+            states,
+        };
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<()> {
+        let HeadPlace::Host {
+            state,
+            first,
+            states: unread,
+        } = &self.place
+        else {
+            return Ok(());
+        };
+        let mut runner = self.head.weights.clone().create_runner(&self.options)?;
+        let (states, own) = self.head.room(&self.model, self.n_states)?;
+        // A position is known by the token behind it.
+        let tokens = self.read.get(self.base + 1..).unwrap_or_default();
+        state.load(&mut *runner, &tokens[..state.len().min(tokens.len())])?;
+        runner.keep_states(Some(own.clone()))?;
+        states.write(*first, unread)?;
+        self.known = self.known.min(runner.len());
+        self.place = HeadPlace::Device(OnDevice {
+            runner,
+            states,
+            own,
+        });
+        Ok(())
+    }
+
     fn fork(&mut self, fork: &Session) -> Result<Box<dyn DraftSource>> {
-        let mut other = HeadDrafts::with(fork, self.head.clone(), self.runner.fork()?)?;
-        other.states.copy(&self.states)?;
+        let head = self.head.clone();
+        let there = self.on_device()?;
+        let mut other = HeadDrafts::with(fork, head, there.runner.fork()?)?;
+        other.on_device()?.states.copy(&there.states)?;
         // Within the capacity, so nothing is allocated.
         other.read.extend_from_slice(&self.read);
         (other.base, other.known) = (self.base, self.known);

@@ -64,6 +64,20 @@ pub trait DraftSource: Send {
         None
     }
 
+    /// The session's state leaves the device: what the source has there goes to host memory, too.
+    ///
+    /// Errors: `OutOfMemory`; those of a backend. The source is as it was then.
+    fn evict(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The session's state comes back.
+    ///
+    /// Errors: `OutOfMemory`; those of a backend.
+    fn resume(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Looks whether it has a guess of what follows a context, and how good such guesses are: a class below
     /// [`DRAFT_CLASSES`], whose guesses are counted together.
     ///
@@ -193,6 +207,16 @@ impl Speculation {
     /// Drafts of a step at most.
     pub(super) fn most(&self) -> usize {
         self.options.most
+    }
+
+    /// The session's state leaves the device.
+    pub(super) fn evict(&mut self) -> Result<()> {
+        self.source.evict()
+    }
+
+    /// The session's state comes back to the device.
+    pub(super) fn resume(&mut self) -> Result<()> {
+        self.source.resume()
     }
 
     /// Where the session is to keep hidden states.

@@ -94,6 +94,11 @@ impl DraftSource for ModelDrafts {
         SourceKind::Model
     }
 
+    fn evict(&mut self) -> Result<()> {
+        // It comes back when it is asked.
+        self.session.evict()
+    }
+
     fn lacks(&self, context: &DraftContext<'_>) -> usize {
         let read = self.session.tokens().iter().zip(context.tokens);
         context.tokens.len() - read.take_while(|(a, b)| a == b).count()

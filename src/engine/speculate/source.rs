@@ -12,7 +12,6 @@ pub struct Source {
     shared: SharedSource,
     kind: SourceKind,
     is_quick: bool,
-    states: Option<Arc<HiddenStates>>,
 }
 
 /// A source that belongs to somebody else. Work in the background has such a one: a source may own a model, which must not end
@@ -36,7 +35,6 @@ impl Source {
         Source {
             kind: source.kind(),
             is_quick: source.is_quick(),
-            states: source.states(),
             shared: SharedSource(Arc::new(Mutex::new(Some(source)))),
         }
     }
@@ -50,7 +48,22 @@ impl Source {
     }
 
     pub fn states(&self) -> Option<Arc<HiddenStates>> {
-        self.states.clone()
+        let source = self.shared.lock();
+        source.as_ref().and_then(|source| source.states())
+    }
+
+    pub fn evict(&mut self) -> Result<()> {
+        match &mut *self.shared.lock() {
+            Some(source) => source.evict(),
+            None => Ok(()),
+        }
+    }
+
+    pub fn resume(&mut self) -> Result<()> {
+        match &mut *self.shared.lock() {
+            Some(source) => source.resume(),
+            None => Ok(()),
+        }
     }
 
     /// For work in the background.
