@@ -240,11 +240,6 @@ impl HiddenStates {
         Ok(())
     }
 
-    /// Writes those of a position.
-    ///
-    /// Errors: those of the device.
-    fn write(&self, position: usize, state: &[f32]) -> Result<()>;
-
     /// Becomes a copy of others of the same device and size.
     ///
     /// Errors: `Internal` for others; those of the device. None are there then.

@@ -227,7 +227,7 @@ impl Model {
         }
         let predictor = network.predictor.take();
         keep_used(&mut file, [Some(&network), predictor.as_deref()]);
-        let places = placement::places(&network, device_index, options)?;
+        let places = placement::places(&network, predictor.as_deref(), device_index, options)?;
         let mut on_host = tensors_on_host(&places, &network)?;
         if let Some(predictor) = predictor.as_deref().filter(|_| places.ends_on_host()) {
             on_host.extend(predictor.tensors().map(|tensor| tensor.name.clone()));
@@ -348,12 +348,13 @@ impl Model {
         let (_, mut network) = open(&ModelSource::Path(path), Access::Read, options)?;
         let predictor = network.predictor.take();
         let runner = session.for_runner(network.context_length)?;
-        let places = placement::places(&network, device_index, options)?;
+        let places = placement::places(&network, predictor.as_deref(), device_index, options)?;
         let mut estimate = placement::estimate(&places, &network, options, &runner)?;
         if let Some(predictor) = &predictor {
             let both = (options, &runner);
             placement::add_head(&places, &network, predictor, both, &mut estimate)?;
         }
+        placement::add_fused_states(&network, &runner, &mut estimate);
         Ok((estimate, runner.context))
     }
 

@@ -162,13 +162,15 @@ pub(super) fn main_device(device_index: usize, options: &LoadOptions) -> usize {
     share.map_or(device_index, |share| share.device)
 }
 
-/// Where the layers of a model go that is loaded onto a device, or onto those that share it.
+/// Where the layers of a model go that is loaded onto a device, or onto those that share it. Beside the last ones is the head that guesses
+/// further tokens, if there is one.
 ///
 /// Errors: `Unsupported` for what a device cannot run, and for layers that cannot be apart; `InvalidArgument` for numbers of
 /// layers that the model does not have; `OutOfMemory`.
 #[inline(never)]
 pub(super) fn places(
     network: &Network,
+    predictor: Option<&Network>,
     device_index: usize,
     options: &LoadOptions,
 ) -> Result<Places> {
@@ -196,16 +198,21 @@ pub(super) fn places(
         [share] if share.layers == 0 => Some(share.device),
         _ => None,
     };
-    if let Some(places) = with_host_experts(network, one, options)? {
+    let last = main_device(device_index, options);
+    let beside = match predictor {
+        Some(predictor) => head_bytes(network, predictor, last, options)?,
+        None => 0,
+    };
+    if let Some(places) = with_host_experts(network, one, options, beside)? {
         return Ok(places);
     }
     let list = match split[..] {
-        [] => limited(network, &[device_index], options),
-        [_] if split[0].layers == 0 => limited(network, &[split[0].device], options),
+        [] => limited(network, &[device_index], options, beside),
+        [_] if split[0].layers == 0 => limited(network, &[split[0].device], options, beside),
         _ if split.iter().any(|share| share.layers > 0) => named(network.blocks.len(), split),
         _ => {
             let devices: ArrayVec<usize, MAX_SPLIT> = split.iter().map(|s| s.device).collect();
-            balanced(network, &devices, options)
+            balanced(network, &devices, options, beside)
         }
     }?;
     let is_limited = options.memory_limit > 0 || options.session_memory_limit > 0;
@@ -238,6 +245,7 @@ fn with_host_experts(
     network: &Network,
     device: Option<usize>,
     options: &LoadOptions,
+    beside: u64,
 ) -> Result<Option<Places>> {
     let separable = network.separable_experts();
     let wanted = options.host_experts.min(separable);
@@ -255,7 +263,7 @@ fn with_host_experts(
         let rest = network.experts_apart(count).0;
         let (backend, index) = (place.device.backend, place.device.index);
         let e = backend.estimate(index, &rest, options, &RunnerOptions::default())?;
-        Result::Ok(e.weights_bytes + e.model_workspace_bytes <= limit)
+        Result::Ok(e.weights_bytes + e.model_workspace_bytes + beside <= limit)
     };
     let host_experts = match options.memory_limit {
         0 => Some(wanted),
@@ -356,14 +364,39 @@ fn named(n: usize, split: &[Share]) -> Result<Vec<Place>> {
     Ok(places)
 }
 
-/// From the last device on, as many layers for each as `memory_limit` has room for. Those that are left go to the CPU.
-fn limited(network: &Network, devices: &[usize], options: &LoadOptions) -> Result<Vec<Place>> {
+/// Bytes of the head of a network that guesses further tokens on a device, as far as a limit counts them.
+fn head_bytes(
+    network: &Network,
+    head: &Network,
+    device: usize,
+    options: &LoadOptions,
+) -> Result<u64> {
+    let place = Place::new(device, 0..network.blocks.len())?;
+    if options.memory_limit == 0 || place.is_on_host() {
+        return Ok(0);
+    }
+    let (backend, index) = (place.device.backend, place.device.index);
+    let both = (options, &RunnerOptions::default());
+    let e = backend.estimate_predictor(index, (network, head), 0, both);
+    // What the device cannot have is refused, or left out, when the model is loaded.
+    Ok(e.map_or(0, |e| e.weights_bytes + e.model_workspace_bytes))
+}
+
+/// From the last device on, as many layers for each as `memory_limit` has room for, on the last one with so many bytes `beside` them.
+/// Those that are left go to the CPU.
+fn limited(
+    network: &Network,
+    devices: &[usize],
+    options: &LoadOptions,
+    beside: u64,
+) -> Result<Vec<Place>> {
     let mut places = Vec::new();
     let mut end = network.blocks.len();
-    for &device in devices.iter().rev() {
+    for (i, &device) in devices.iter().rev().enumerate() {
+        let beside = if i == 0 { beside } else { 0 };
         let first = match end {
             0 => break,
-            end => first_with_room(network, device, end, options)?,
+            end => first_with_room(network, device, end, options, beside)?,
         };
         if first < end {
             places.push(Place::new(device, first..end)?);
@@ -383,6 +416,7 @@ fn first_with_room(
     device: usize,
     end: usize,
     options: &LoadOptions,
+    beside: u64,
 ) -> Result<usize> {
     if options.memory_limit == 0 || Place::new(device, 0..end)?.is_on_host() {
         return Ok(0);
@@ -396,7 +430,7 @@ fn first_with_room(
         let place = Place::new(device, from..end)?;
         let estimate = estimate_place(&place, network, options, &RunnerOptions::default())?;
         Ok(Some(
-            estimate.weights_bytes + estimate.model_workspace_bytes,
+            estimate.weights_bytes + estimate.model_workspace_bytes + beside,
         ))
     };
     let first = first_that_fits(end, options.memory_limit, takes)?;
@@ -404,7 +438,12 @@ fn first_with_room(
 }
 
 /// Layers for each of some GPUs in proportion to their memory, or as many as it has room for.
-fn balanced(network: &Network, devices: &[usize], options: &LoadOptions) -> Result<Vec<Place>> {
+fn balanced(
+    network: &Network,
+    devices: &[usize],
+    options: &LoadOptions,
+    beside: u64,
+) -> Result<Vec<Place>> {
     let mut memory = ArrayVec::<u64, MAX_SPLIT>::new();
     for &index in devices {
         let device = device::get(index)?;
@@ -428,10 +467,11 @@ fn balanced(network: &Network, devices: &[usize], options: &LoadOptions) -> Resu
         }
     }
     if options.memory_limit > 0 {
-        for place in &places {
+        for (i, place) in places.iter().enumerate() {
             let e = estimate_place(place, network, options, &RunnerOptions::default())?;
-            if e.weights_bytes + e.model_workspace_bytes > options.memory_limit {
-                return limited(network, devices, options);
+            let beside_it = if i + 1 == places.len() { beside } else { 0 };
+            if e.weights_bytes + e.model_workspace_bytes + beside_it > options.memory_limit {
+                return limited(network, devices, options, beside);
             }
         }
     }
@@ -644,6 +684,20 @@ pub(super) fn add_head(
         sum.session_workspace_bytes += e.session_workspace_bytes;
     }
     Ok(())
+}
+
+/// Adds the hidden states that a session keeps for a head of EAGLE-3, if the network is one. They are where the head is.
+pub(super) fn add_fused_states(
+    network: &Network,
+    runner: &RunnerOptions,
+    all: &mut PlacedEstimate,
+) {
+    let bytes = HeadDrafts::fused_bytes(network, runner);
+    if let Some((_, last)) = all.parts.last_mut() {
+        for sum in [&mut all.device, last] {
+            sum.session_workspace_bytes = sum.session_workspace_bytes.saturating_add(bytes);
+        }
+    }
 }
 
 /// Brings a network to its places.

@@ -484,3 +484,23 @@ fn heads_of_other_models_are_refused() {
     decoded(&mut other, 5);
     assert!(other.speculation().unwrap().stats.drafted > 0);
 }
+
+/// The estimate counts the hidden states that a session keeps for the head.
+#[test]
+fn estimates_count_the_hidden_states() {
+    let dir = TempDir::new("fused-estimate");
+    fused::head_for("olmo3", Form::SpecForge).write(&dir);
+    let of = |context: usize| {
+        let session = SessionOptions {
+            context,
+            ..Default::default()
+        };
+        let options = LoadOptions::default();
+        let (e, _) = Model::estimate(dir.path(), cpu(), &options, &session).unwrap();
+        e.device.session_workspace_bytes
+    };
+    let head = ready(&fused::head_for("olmo3", Form::SpecForge));
+    let width = head.entry.unwrap().projection.weight.row_len() as u64;
+    let further = of(96) - of(48);
+    assert!(further >= 48 * 4 * width, "{further}");
+}

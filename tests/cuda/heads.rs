@@ -45,6 +45,9 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("heads::late".into(), Box::new(late)));
     tests.push(("heads::evict".into(), Box::new(evicted)));
     tests.push(("heads::memory".into(), Box::new(memory)));
+    tests.push(("heads::evict_session".into(), Box::new(evicted_sessions)));
+    tests.push(("heads::placed".into(), Box::new(placed)));
+    tests.push(("heads::started".into(), Box::new(started)));
     tests.push(("heads::refused".into(), Box::new(refused)));
 }
 
@@ -159,6 +162,11 @@ fn batches(name: &str) {
         });
         assert_eq!(all[0], all[1], "round {round}");
     }
+    // Each has had drafts verified beside the others'.
+    for i in [0, 1, 3] {
+        let stats = drafting[i].speculation().unwrap().stats;
+        assert!(stats.steps > 8, "{i}: {stats:?}");
+    }
 }
 
 fn dropped_decodes() {
@@ -217,6 +225,93 @@ fn evicted() {
                 drafting.evict().unwrap();
             }
         }
+    }
+}
+
+/// A session that is evicted takes its head along, which goes on where it was.
+fn evicted_sessions() {
+    for name in ["glm4_moe", "qwen3_5"] {
+        let model = model(name, false);
+        // What the first use of anything takes.
+        let mut plain = session(&model);
+        plain.prefill(&[1, 20, 30, 40]).unwrap();
+        let before = model.weights().taken().sessions;
+        let mut drafting = session(&model);
+        with_heads(&mut drafting);
+        drafting.prefill(&[1, 20, 30, 40]).unwrap();
+        for round in 0..6 {
+            let count = 7 + 5 * round;
+            assert!(
+                decoded(&mut drafting, count) == decoded(&mut plain, count),
+                "{name}, {round}"
+            );
+            let accepted = drafting.speculation().unwrap().stats.accepted;
+            assert!(accepted > 0 || is_stand_in(), "{name}, {round}");
+            assert!(model.weights().taken().sessions > before, "{name}");
+            drafting.evict().unwrap();
+            assert_eq!(model.weights().taken().sessions, before, "{name}, {round}");
+            if round % 3 == 2 {
+                // What is not wanted any more does not come back.
+                let position = plain.position() - 3;
+                for session in [&mut plain, &mut drafting] {
+                    session.rewind(position).unwrap();
+                }
+            }
+        }
+        // Nothing is lost of what it has read.
+        let stats = drafting.speculation().unwrap().stats;
+        println!("{name}: {stats:?}");
+    }
+}
+
+/// A limit of memory counts the head, too.
+fn placed() {
+    let dir = TempDir::new("gpu-heads-placed");
+    heads::folder("glm4_moe", true).write(&dir);
+    let device = model("glm4_moe", true).details().device;
+    let estimate = |draft_heads: bool, memory_limit: u64| {
+        let options = LoadOptions {
+            draft_heads,
+            memory_limit,
+            ..Default::default()
+        };
+        let (e, _) = Model::estimate(dir.path(), device, &options, &Default::default()).unwrap();
+        (e.device.weights_bytes + e.device.model_workspace_bytes, e)
+    };
+    let [(without, all), (with, _)] = [false, true].map(|heads| estimate(heads, 0));
+    let limit = without + (with - without) / 2;
+    let is_whole = |heads: bool| {
+        let (_, e) = estimate(heads, limit);
+        e.host_experts == 0 && e.device_layers == all.device_layers
+    };
+    assert!(is_whole(false) && !is_whole(true));
+}
+
+/// Started decodes ask the head, in the background.
+fn started() {
+    for name in ["glm4_moe", "qwen3_5"] {
+        let model = model(name, false);
+        let (mut plain, mut drafting) = (session(&model), session(&model));
+        with_heads(&mut drafting);
+        for session in [&mut plain, &mut drafting] {
+            session.prefill(&[1, 20, 30, 40]).unwrap();
+        }
+        for round in 0..20 {
+            let all = [&mut plain, &mut drafting].map(|session| {
+                let mut tokens = Vec::new();
+                session.decode_start(6).unwrap();
+                while tokens.len() < 6 {
+                    match session.decode_poll().unwrap() {
+                        Some(token) => tokens.push(token),
+                        None => std::thread::yield_now(),
+                    }
+                }
+                tokens
+            });
+            assert_eq!(all[0], all[1], "{name}, {round}");
+        }
+        let stats = drafting.speculation().unwrap().stats;
+        assert!(stats.steps > 10, "{name}: {stats:?}");
     }
 }
 

@@ -16,6 +16,7 @@ use crate::engine::residence::SavedState;
 use crate::engine::{Model, Session};
 use crate::error::{Result, Status, fail, try_vec};
 use crate::log::log;
+use crate::model::Network;
 use std::sync::Arc;
 
 /// Positions whose states are kept until the head has read them, and of a head of EAGLE-3, for which they are three times as large.
@@ -129,6 +130,17 @@ impl HeadDrafts {
             ..*options
         };
         (head, options.context.min(MAX_STATES))
+    }
+
+    /// Bytes of the hidden states that a session keeps for a head of EAGLE-3, with that of the head's own; 0 for other networks.
+    pub(in crate::engine) fn fused_bytes(network: &Network, options: &RunnerOptions) -> u64 {
+        let Some(entry) = network.entry.as_ref().filter(|e| e.fusion.is_some()) else {
+            return 0;
+        };
+        let (_, kept) = HeadDrafts::of_session(options);
+        let of_session =
+            kept.min(MAX_FUSED_STATES) as u64 * entry.projection.weight.row_len() as u64;
+        4 * (of_session + network.hidden as u64)
     }
 
     /// The same with a runner of the head.
