@@ -85,21 +85,20 @@ unsafe impl Sized32 for ember_speculation_details {
 ///
 /// `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
 /// beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
-/// way. Started decodes draft where no grammar is set; they never wait, so a draft model, or a head, is asked on a thread of the session's model, and
-/// where that is on a GPU, or a part of it, they draft from the context only. Forks draft as their origin does; a restored session does not.
+/// way. Started decodes draft where no grammar is set; they never wait, so a draft model, or a head, is asked on a thread of the session's model; where
+/// that is in parts, they draft from the context only. Forks draft as their origin does; a restored session does not.
 ///
-/// On a CPU, batches draft, too: the drafts of all sessions share the pass, which has room for 32 tokens in all. Because a batch
+/// Batches draft, too, unless the model is in parts: the drafts of all sessions share the pass, which has room for 32 tokens in all. Because a batch
 /// returns one token of each session, it saves a pass only where all of its sessions have a token that was chosen ahead; the number of
-/// drafts is chosen by that. Started batches ask no draft model, and no head, for a session with a grammar. On a GPU, batches return tokens
-/// that are ahead, but make no drafts.
+/// drafts is chosen by that. Started batches ask no draft model, and no head, for a session with a grammar.
 ///
 /// On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
-/// So do those of a model with recurrent layers on a CPU: a state of these layers for each draft of a step, and one more. A head takes
+/// Those of a model with recurrent layers take a state of these layers for each draft of a step, and one more. A head takes
 /// a KV cache of one layer, and room for the hidden states of as many positions as the context has, up to 4096. What follows a prompt longer
 /// than that, or one that was read before this call, is drafted from the last 4096 positions, or from those that follow. An EAGLE-3 head
 /// takes room for up to 2048 positions, three hidden states each.
 ///
-/// Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers and is on a GPU, or in parts, and for `EMBER_DRAFTS_HEADS` if
+/// Errors: `EMBER_UNSUPPORTED` if the session's model is in parts (on CPUs alone: if it has recurrent layers), and for `EMBER_DRAFTS_HEADS` if
 /// the model has no heads, or they were not loaded, and for an EAGLE-3 head if the session's model is not on the CPU;
 /// `EMBER_INVALID_ARGUMENT` names the field, the token in which the vocabulary of `draft_model` differs, or what makes it an EAGLE-3 head
 /// for another model; for `EMBER_DRAFTS_MODEL` those of
