@@ -85,7 +85,7 @@ impl Member<'_, '_> {
                 .prepare(stream, token, 1, &sampling, masked, interrupt)?;
             return Ok(Ready::Step(prepared));
         }
-        self.core.reserve_drafts(self.drafts.len() + 1)?;
+        self.core.reserve_step(self.drafts.len() + 1)?;
         let mut tokens = ArrayVec::<u32, MAX_ROWS>::new();
         tokens.push(self.token);
         if tokens.try_extend_from_slice(self.drafts).is_err() {

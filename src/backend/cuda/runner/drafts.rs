@@ -289,6 +289,15 @@ impl Core {
         Ok(())
     }
 
+    /// The same for a step that begins. What is left of one whose batch has failed is not wanted.
+    pub fn reserve_step(&mut self, rows: usize) -> Result<()> {
+        self.reserve_drafts(rows)?;
+        let space = self.space()?;
+        (space.flight, space.at_hand) = (None, 0);
+        space.outcomes.clear();
+        Ok(())
+    }
+
     /// Whether there is something to poll.
     pub fn has_drafts(&self) -> bool {
         let space = self.drafts.as_ref();
@@ -326,7 +335,7 @@ impl Core {
         mut mask: Option<&mut MaskSource<'_>>,
         interrupt: &AtomicBool,
     ) -> Result<()> {
-        self.reserve_drafts(drafts + 1)?;
+        self.reserve_step(drafts + 1)?;
         let known = tokens.len() - drafts;
         if known > 0 {
             let (first, rows) = tokens.split_at(known - 1);
