@@ -159,7 +159,7 @@ fn marks() {
     for name in ["qwen3_5", "falcon_h1", "mamba"] {
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
         let model = load(&path);
-        for interval in [0, 7] {
+        for interval in [0, 16] {
             let options = SessionOptions {
                 context: 1024,
                 mark_interval: interval,

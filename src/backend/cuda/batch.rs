@@ -189,7 +189,7 @@ impl Batch {
                     }
                 }
                 Ready::Drafts(of) => {
-                    for (row, address) in rows.by_ref().zip(of.addresses()) {
+                    for (address, row) in of.addresses().zip(rows.by_ref()) {
                         *row = address;
                     }
                     if let Some(place) = of_drafts.next() {
