@@ -106,7 +106,7 @@ fn estimate_beside(
                 + Guests::bytes(&jobs.guests)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors)
                 // The table of a batch.
-                + 8 * MAX_BATCH as u64,
+                + 2 * 8 * MAX_BATCH as u64,
         session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)
             + SamplingState::bytes(plan.n_vocab as usize, runner.context),
     })
