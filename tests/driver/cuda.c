@@ -418,8 +418,8 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         enter_head(e, args, gy);
     } else if (f == &fill_function) {
         run_fill(args);
-    } else if (!strcmp(f->name, "narrow") || !strcmp(f->name, "narrow_8")) {
-        narrow(e, args, !strcmp(f->name, "narrow_8"));
+    } else if (!strcmp(f->name, "lora_down") || !strcmp(f->name, "lora_down_8")) {
+        narrow(e, args, !strcmp(f->name, "lora_down_8"));
     } else if (starts(f->name, "product_adapted_") || starts(f->name, "product_spread_adapted_")) {
         product(e, args);
     } else if (!strcmp(f->name, "draft_rows") || !strcmp(f->name, "accept_drafts")) {
