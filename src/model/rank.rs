@@ -158,40 +158,36 @@ fn heads_of(
             index: rank.index % each,
             count: each,
         };
-        let unit = (1..=per_kv).find(|heads| {
-            (heads * head_dim).is_multiple_of(block) && per_kv.is_multiple_of(*heads)
-        })?;
-        let units = among.share(per_kv / unit);
+        let heads = in_blocks(per_kv, head_dim, block, among)?;
         let kv = rank.index / each;
         let first = kv * per_kv;
-        let heads = first + units.start * unit..first + units.end * unit;
-        let fits = n_kv * each == rank.count && !units.is_empty();
-        return fits.then_some((kv..kv + 1, heads));
+        let fits = n_kv * each == rank.count;
+        return fits.then_some((kv..kv + 1, first + heads.start..first + heads.end));
     }
-    // Heads go together that share keys, and as many as whole blocks want.
-    let fits =
-        |kv: &usize| (kv * per_kv * head_dim).is_multiple_of(block) && n_kv.is_multiple_of(*kv);
-    let unit = (1..=n_kv).find(fits)?;
-    let units = rank.share(n_kv / unit);
-    let kv = units.start * unit..units.end * unit;
+    // Heads go together that share keys.
+    let kv = in_blocks(n_kv, per_kv * head_dim, block, rank)?;
     let heads = kv.start * per_kv..kv.end * per_kv;
-    (!units.is_empty()).then_some((kv, heads))
+    Some((kv, heads))
+}
+
+/// The share of `n` units with `each` columns, as many of which go together as whole blocks want; none if there is nothing for a rank.
+fn in_blocks(n: usize, each: usize, block: usize, rank: Rank) -> Option<Range<usize>> {
+    let fits = |units: &usize| (units * each).is_multiple_of(block) && n.is_multiple_of(*units);
+    let unit = (1..=n).find(fits)?;
+    let share = rank.share(n / unit);
+    (!share.is_empty()).then_some(share.start * unit..share.end * unit)
 }
 
 /// All ranks have the latent vectors, and some heads each.
 fn latent_share(latent: &mut LatentAttention, rank: Rank) -> Share<()> {
     let block = latent.output.weight.ty.block_len();
     let (n, value_dim) = (latent.n_heads, latent.value_dim);
-    let unit =
-        (1..=n).find(|heads| (heads * value_dim).is_multiple_of(block) && n.is_multiple_of(*heads));
-    let units = rank.share(n / unit.unwrap_or(n));
-    let Some(unit) = unit.filter(|_| !units.is_empty()) else {
+    let Some(heads) = in_blocks(n, value_dim, block, rank) else {
         return Err(format!(
             "{n} heads with {value_dim} elements each in blocks of {block} cannot be shared by {} devices",
             rank.count
         ));
     };
-    let heads = units.start * unit..units.end * unit;
     let of = |each: usize| heads.start * each..heads.end * each;
     latent.q = rows_of(&latent.q, of(latent.plain_dim + latent.rotated()));
     latent.to_latent = rows_of(&latent.to_latent, of(latent.rank));
