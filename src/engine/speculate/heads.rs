@@ -57,6 +57,16 @@ enum HeadPlace {
     },
 }
 
+impl HeadPlace {
+    /// What it has on the device, where the session's state is, too.
+    fn on_device(&mut self) -> Result<&mut OnDevice> {
+        match self {
+            HeadPlace::Device(there) => Ok(there),
+            HeadPlace::Host { .. } => fail!(Internal, "a head whose state is not on the device"),
+        }
+    }
+}
+
 /// What a session's head has on the device.
 struct OnDevice {
     runner: Box<dyn Runner>,
@@ -170,14 +180,6 @@ impl HeadDrafts {
         })
     }
 
-    /// What it has on the device, where the session's state is, too.
-    fn on_device(&mut self) -> Result<&mut OnDevice> {
-        match &mut self.place {
-            HeadPlace::Device(there) => Ok(there),
-            HeadPlace::Host { .. } => fail!(Internal, "a head whose state is not on the device"),
-        }
-    }
-
     /// The first position from which on there are all states before `end`.
     fn first_state(&self, end: usize) -> Option<usize> {
         match &self.place {
@@ -202,9 +204,7 @@ impl HeadDrafts {
         position: usize,
         want: Want,
     ) -> Result<()> {
-        let HeadPlace::Device(there) = &mut self.place else {
-            fail!(Internal, "a head whose state is not on the device");
-        };
+        let there = self.place.on_device()?;
         let row = Row {
             runner: &mut *there.runner,
             tokens,
@@ -229,12 +229,12 @@ impl HeadDrafts {
         // Something is left to read, behind which is drafted.
         let mut kept = self.kept(tokens).min((end - 1).saturating_sub(self.base));
         // As far as the runner can go back to.
-        kept = self.on_device()?.runner.mark_before(kept).position();
+        kept = self.place.on_device()?.runner.mark_before(kept).position();
         if kept == 0 || first > self.base + kept {
             (self.base, kept) = (first, 0);
         }
         let base = self.base;
-        let OnDevice { runner, states, .. } = self.on_device()?;
+        let OnDevice { runner, states, .. } = self.place.on_device()?;
         let mark = runner.mark_before(kept);
         runner.rollback(mark);
         // Draws are by position: those of the session are the same numbers. The first token of the context is none of the head's.
@@ -250,7 +250,7 @@ impl HeadDrafts {
             }
             let piece = &tokens[position + 1..=position + PIECE];
             self.submit(piece, &states, position, Want::Evaluated)?;
-            let runner = &mut self.on_device()?.runner;
+            let runner = &mut self.place.on_device()?.runner;
             match runner.poll(true)? {
                 Some(Outcome::Evaluated) => self.known = runner.len(),
                 other => fail!(Internal, "{other:?} of a head"),
@@ -268,11 +268,11 @@ impl HeadDrafts {
         }
         let mut sampling = *context.sampling;
         sampling.logprobs = 0;
-        let there = self.on_device()?;
+        let there = self.place.on_device()?;
         let (states, own) = (there.states.clone(), there.own.clone());
         let mut done = 0;
         while done < drafts.len() {
-            let runner = &mut self.on_device()?.runner;
+            let runner = &mut self.place.on_device()?.runner;
             let (len, limit) = (runner.len(), runner.queue_limit());
             let count = (drafts.len() - done).min(limit);
             let want = Want::Choices { count, sampling };
@@ -288,7 +288,7 @@ impl HeadDrafts {
                 }
             }
             for draft in &mut drafts[done..done + count] {
-                *draft = match self.on_device()?.runner.poll(true)? {
+                *draft = match self.place.on_device()?.runner.poll(true)? {
                     Some(Outcome::Token(token)) => token,
                     other => fail!(Internal, "{other:?} of a head"),
                 };
@@ -335,7 +335,7 @@ impl DraftSource for HeadDrafts {
         match self.try_draft(context, drafts) {
             Err(e) => {
                 // What it has read is as far as its runner has come.
-                let len = self.on_device().map_or(0, |there| there.runner.len());
+                let len = self.place.on_device().map_or(0, |there| there.runner.len());
                 self.known = self.known.min(len);
                 if e.status == Status::Interrupted {
                     return Err(e);
@@ -405,9 +405,9 @@ impl DraftSource for HeadDrafts {
 
     fn fork(&mut self, fork: &Session) -> Result<Box<dyn DraftSource>> {
         let head = self.head.clone();
-        let there = self.on_device()?;
+        let there = self.place.on_device()?;
         let mut other = HeadDrafts::with(fork, head, there.runner.fork()?)?;
-        other.on_device()?.states.copy(&there.states)?;
+        other.place.on_device()?.states.copy(&there.states)?;
         // Within the capacity, so nothing is allocated.
         other.read.extend_from_slice(&self.read);
         (other.base, other.known) = (self.base, self.known);

@@ -432,13 +432,13 @@ impl Core {
         let space = self.space()?;
         space.ask(tokens);
         let at = space.memory.at();
-        let rows = (at.rows, at.drafts);
+        let (first, drafts) = (at.rows, at.drafts);
         // Whatever comes, the device goes on.
         self.lose_track();
         Ok(Rows {
             stages: Stages::of(&settings),
-            first: rows.0,
-            drafts: rows.1,
+            first,
+            drafts,
             flight: Flight {
                 stream: stream.clone(),
                 tokens: tokens.iter().copied().collect(),
