@@ -207,8 +207,8 @@ $(C_OUT)/emulation/%: tests/emulation/%.cpp $(wildcard tests/emulation/* kernels
 test-emulation:
 	@if ! echo '_Float16 half;' | $(CXX) -std=c++20 -x c++ -fsyntax-only - >/dev/null 2>&1; then \
 	    echo "SKIPPED emulation: $(CXX) is no C++20 compiler with _Float16; not run:" $(notdir $(EMULATIONS)); exit 0; \
-	fi; set -e; $(MAKE) --no-print-directory $(EMULATIONS); \
-	for t in $(EMULATIONS); do echo "emulation $${t##*/}"; $$t; done
+	fi; set -e; $(MAKE) --no-print-directory -j 2 $(EMULATIONS); \
+	printf '%s\n' $(EMULATIONS) | sh tests/at_once
 
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done
@@ -308,7 +308,8 @@ SANITIZER_CALLS ?= 10000
 .PHONY: test-sanitizers
 ifeq ($(shell uname -sm),Linux x86_64)
 test-sanitizers:
-	bash tests/sanitizers/run $(abspath $(TARGET_DIR))/sanitizers $(MODEL) $(SANITIZER_CALLS)
+	@for s in address thread; do \
+	    echo "bash tests/sanitizers/run $(abspath $(TARGET_DIR))/sanitizers $(MODEL) $(SANITIZER_CALLS) $$s"; done | sh tests/at_once
 else
 test-sanitizers:
 	@echo "SKIPPED $@: it needs Linux on x86-64"
@@ -339,8 +340,7 @@ valgrind: lib $(C_TESTS) $(C_OUT)/defects
 	        echo "valgrind on defect '$$defect': exit $$got, expected $$want"; exit 1; fi; \
 	    echo "valgrind on defect '$$defect': exit $$got, as it should"; \
 	done; \
-	for t in $(C_TESTS); do echo "C test $${t##*/} under valgrind"; \
-	    EMBERLM_SLOW_MACHINE=1 $(VALGRIND_RUN) $$t $(MODEL); done
+	for t in $(C_TESTS); do echo "EMBERLM_SLOW_MACHINE=1 $(VALGRIND_RUN) $$t $(MODEL)"; done | sh tests/at_once
 
 $(C_OUT)/defects: tests/valgrind/defects.c
 	@mkdir -p $(@D)
@@ -508,9 +508,10 @@ fuzz: $(CARGO_FUZZ)
 	    -- -rss_limit_mb=2048 $(FUZZ_DICT_$(FUZZ)) -max_len=$(or $(FUZZ_MAX_$(FUZZ)),4096) $(ARGS)
 
 .PHONY: fuzz-all fuzz-inputs fuzz-seeds
-fuzz-all:
-	@set -e; for target in $(FUZZ_TARGETS); do \
-	    $(MAKE) --no-print-directory fuzz FUZZ=$$target ARGS="-max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(ARGS)"; done
+fuzz-all: $(CARGO_FUZZ)
+	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) build --target-dir $(TARGET_DIR)/fuzz
+	@for target in $(FUZZ_TARGETS); do \
+	    echo "$(MAKE) --no-print-directory fuzz FUZZ=$$target ARGS='-max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(ARGS)'"; done | sh tests/at_once
 
 # Inputs of every kind, larger than those of fuzz/seeds, to begin with.
 FUZZ_EXAMPLE := $(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example
