@@ -160,12 +160,17 @@ pub trait Backend: Sync {
             shared += output.byte_len() as u64;
         }
         // The head keeps the state of its own last position.
-        let kept = (states as u64 + 1).saturating_mul(4 * network.hidden as u64);
+        let kept = self.states_bytes(network.hidden, states) + self.states_bytes(network.hidden, 1);
         Ok(Estimate {
             weights_bytes: e.weights_bytes.saturating_sub(shared),
             session_workspace_bytes: e.session_workspace_bytes.saturating_add(kept),
             ..e
         })
+    }
+
+    /// What room for the hidden states of so many positions takes, of so many floats each.
+    fn states_bytes(&self, width: usize, rows: usize) -> u64 {
+        (4 * width as u64).saturating_mul(rows as u64)
     }
 
     /// What [`Backend::load`] and then [`Weights::create_runner`] with these options would take,

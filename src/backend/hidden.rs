@@ -80,16 +80,23 @@ impl HiddenStates {
         charge: Option<Charge>,
     ) -> Result<HiddenStates> {
         let width = hidden.saturating_mul(places.len());
-        let mut states = HiddenStates::new(width, rows, charge)?;
-        let mut own = try_vec(places.len(), 0, "places of hidden states")?;
-        own.copy_from_slice(places);
-        states.places = own;
-        Ok(states)
+        HiddenStates::new(width, rows, charge)?.at(places)
     }
 
-    /// The same in memory of a device.
-    pub fn on_device(width: usize, rows: usize, memory: Box<dyn DeviceStates>) -> HiddenStates {
-        HiddenStates::with(width, rows, StateMemory::Device(memory))
+    /// The same in memory of a device, of these places or behind the final norm. Errors: `OutOfMemory`.
+    pub fn on_device(
+        width: usize,
+        places: &[usize],
+        rows: usize,
+        memory: Box<dyn DeviceStates>,
+    ) -> Result<HiddenStates> {
+        HiddenStates::with(width, rows, StateMemory::Device(memory)).at(places)
+    }
+
+    fn at(mut self, places: &[usize]) -> Result<HiddenStates> {
+        self.places = try_vec(places.len(), 0, "places of hidden states")?;
+        self.places.copy_from_slice(places);
+        Ok(self)
     }
 
     fn with(width: usize, rows: usize, memory: StateMemory) -> HiddenStates {

@@ -139,7 +139,8 @@ pub(crate) fn heap_floats(floats: usize, what: &str) -> Result<HostFloats> {
 const NO_PREDICTORS: &str = "drafts of a model's own heads are not supported on this device";
 
 /// What devices say that hand out no hidden states between layers.
-pub(crate) const NO_PLACES: &str = "drafts of EAGLE-3 need a model that is on a CPU as a whole";
+pub(crate) const NO_PLACES: &str =
+    "drafts of EAGLE-3 need a model that is on one device as a whole";
 
 /// What devices say that have no adapters.
 const NO_ADAPTERS: &str = "adapters are not supported on this device";
@@ -244,8 +245,9 @@ pub trait Weights: Send + Sync {
         false
     }
 
-    /// Loads a head that guesses further tokens beside this network, whose it is (`Network::predictor`): its rows have hidden states of
-    /// this one beside their tokens ([`TokenInput::States`]).
+    /// Loads a head that guesses further tokens beside this network, whose it is (`Network::predictor`) or for which it is: its rows have
+    /// hidden states of this one beside their tokens ([`TokenInput::States`]). A head without an embedding of its own
+    /// (`Fusion::own_embedding`) has this one's.
     ///
     /// Errors: `Unsupported` where the device cannot; `OutOfMemory`; those of the device.
     fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {

@@ -2,7 +2,7 @@
 
 use super::background::Background;
 use super::placement::{self, PartDetails, PlacedEstimate, Places};
-use super::speculate::{BatchDepth, Drafter};
+use super::speculate::{BatchDepth, Drafter, HeadsBeside};
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::group::Work;
@@ -79,8 +79,10 @@ pub struct Model {
     head: Result<Arc<dyn Weights>>,
     /// Set if it is itself a head for another model.
     drafter: Option<Box<Drafter>>,
-    /// Its token embedding, if it is on the CPU as a whole.
-    embedding: Option<Tensor>,
+    /// Heads that are models of their own and draft for it.
+    heads_beside: HeadsBeside,
+    /// It is on one device as a whole.
+    is_whole: bool,
     /// Where adapters find its matrices; none for encoders.
     adaptable: Option<Adaptable>,
     log: Option<ModelLog>,
@@ -178,7 +180,11 @@ impl Model {
         if kind == DeviceKind::Cpu {
             check_memory(copied, memory_free)?;
         }
-        let (file, network) = open(source, access, options)?;
+        let (mut file, mut network) = open(source, access, options)?;
+        if access != options.access && Drafter::is_head(&network) {
+            // It stays in host memory, from where a model takes it.
+            (file, network) = open(source, options.access, options)?;
+        }
         let drafter = Drafter::of(&network).map(Box::new);
         let mut for_drafter = None;
         let options = match drafter {
@@ -217,18 +223,18 @@ impl Model {
         } = opened;
         let log = options.log.as_ref();
         let device_info = device::info(device_index)?;
-        let kind = device_info.kind;
-        let on_cpu = kind == DeviceKind::Cpu && options.split.is_empty();
-        if drafter.is_some() && !on_cpu {
-            fail!(
-                Unsupported,
-                "the model is a head of EAGLE-3, which drafts on a CPU only"
-            );
-        }
         let predictor = network.predictor.take();
         keep_used(&mut file, [Some(&network), predictor.as_deref()]);
-        let places = placement::places(&network, predictor.as_deref(), device_index, options)?;
-        let mut on_host = tensors_on_host(&places, &network)?;
+        let places = match drafter {
+            Some(_) => placement::of_head(&network, device_index, options)?,
+            None => placement::places(&network, predictor.as_deref(), device_index, options)?,
+        };
+        let kept = match drafter {
+            Some(_) => Some(placement::on_host(&network)?),
+            None => None,
+        };
+        let loaded = kept.as_ref().unwrap_or(&places);
+        let mut on_host = tensors_on_host(loaded, &network)?;
         if let Some(predictor) = predictor.as_deref().filter(|_| places.ends_on_host()) {
             on_host.extend(predictor.tensors().map(|tensor| tensor.name.clone()));
         }
@@ -260,7 +266,7 @@ impl Model {
             group.join(&model, &mut || progress(reached))?;
         }
         let made = reached;
-        let weights = placement::load(&places, &network, options, &mut |done| {
+        let weights = placement::load(loaded, &network, options, &mut |done| {
             reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
             if reached < 1.0 {
                 progress(reached)
@@ -322,7 +328,8 @@ impl Model {
             batch_depth: Arc::default(),
             head,
             drafter,
-            embedding: on_cpu.then(|| network.embedding.clone()),
+            heads_beside: HeadsBeside::default(),
+            is_whole: places.is_whole(),
             adaptable: Some(adaptable),
         }))
     }
@@ -348,13 +355,16 @@ impl Model {
         let (_, mut network) = open(&ModelSource::Path(path), Access::Read, options)?;
         let predictor = network.predictor.take();
         let runner = session.for_runner(network.context_length)?;
-        let places = placement::places(&network, predictor.as_deref(), device_index, options)?;
+        let places = match Drafter::is_head(&network) {
+            true => placement::of_head(&network, device_index, options)?,
+            false => placement::places(&network, predictor.as_deref(), device_index, options)?,
+        };
         let mut estimate = placement::estimate(&places, &network, options, &runner)?;
         if let Some(predictor) = &predictor {
             let both = (options, &runner);
             placement::add_head(&places, &network, predictor, both, &mut estimate)?;
         }
-        placement::add_fused_states(&network, &runner, &mut estimate);
+        placement::add_fused_states(&places, &network, &runner, &mut estimate);
         Ok((estimate, runner.context))
     }
 
@@ -392,7 +402,8 @@ impl Model {
             readout: ReadoutFacts::default(),
             head: Err(Error::new(Status::Unsupported, "no head")),
             drafter: None,
-            embedding: None,
+            heads_beside: HeadsBeside::default(),
+            is_whole: false,
             adaptable: None,
             log: None,
         }
@@ -444,11 +455,16 @@ impl Model {
         Ok(())
     }
 
-    /// Its token embedding. `Unsupported` if it is not on the CPU as a whole.
-    pub(super) fn embedding(&self) -> Result<&Tensor> {
-        match &self.embedding {
-            Some(embedding) => Ok(embedding),
-            None => fail!(Unsupported, "{NO_PLACES}"),
+    /// Heads that are models of their own and draft for it.
+    pub(super) fn heads_beside(&self) -> &HeadsBeside {
+        &self.heads_beside
+    }
+
+    /// `Unsupported` if it is not on one device as a whole, as models are that such heads draft for.
+    pub(super) fn check_whole(&self) -> Result<()> {
+        match self.is_whole {
+            true => Ok(()),
+            false => fail!(Unsupported, "{NO_PLACES}"),
         }
     }
 
@@ -467,6 +483,7 @@ impl Model {
         if let Ok(head) = &self.head {
             head.evict()?;
         }
+        self.heads_beside.evict()?;
         self.weights.evict()
     }
 
@@ -475,6 +492,7 @@ impl Model {
     /// Errors: `OutOfMemory`; those of the device. The weights are still evicted then.
     pub fn resume(&self) -> Result<()> {
         self.weights.resume()?;
+        self.heads_beside.resume()?;
         match &self.head {
             Ok(head) => head.resume(),
             Err(_) => Ok(()),

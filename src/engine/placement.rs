@@ -121,6 +121,11 @@ impl Places {
         self.list.last().is_some_and(Place::is_on_host)
     }
 
+    /// Whether one device has all layers.
+    pub fn is_whole(&self) -> bool {
+        self.list.len() == 1 && !self.by_tensors && self.rank.is_none()
+    }
+
     /// What is where.
     pub fn parts(&self) -> Vec<PartDetails> {
         self.list.iter().map(PartDetails::of).collect()
@@ -230,6 +235,47 @@ pub(super) fn places(
     Ok(Places {
         list,
         for_gpu: any_on_gpu || main.kind != DeviceKind::Cpu,
+        by_tensors: false,
+        rank: None,
+        host_experts: 0,
+    })
+}
+
+/// Where a head of EAGLE-3 goes that is for models on a device.
+///
+/// Errors: `Unsupported` for several devices, and for what the device cannot run.
+#[inline(never)]
+pub(super) fn of_head(
+    network: &Network,
+    device_index: usize,
+    options: &LoadOptions,
+) -> Result<Places> {
+    if !options.split.is_empty() || options.group.is_some() {
+        fail!(
+            Unsupported,
+            "the model is a head of EAGLE-3, which is on one device as a whole"
+        );
+    }
+    let places = whole(network, device_index)?;
+    if let [place] = &places.list[..]
+        && !place.is_on_host()
+    {
+        estimate_place(place, network, options, &RunnerOptions::default())?;
+    }
+    Ok(places)
+}
+
+/// Where such a head is until a model has it beside it: in host memory, as its file has it.
+#[inline(never)]
+pub(super) fn on_host(network: &Network) -> Result<Places> {
+    whole(network, cpu()?)
+}
+
+fn whole(network: &Network, device_index: usize) -> Result<Places> {
+    let place = Place::new(device_index, 0..network.blocks.len())?;
+    Ok(Places {
+        for_gpu: !place.is_on_host(),
+        list: vec![place],
         by_tensors: false,
         rank: None,
         host_experts: 0,
@@ -688,11 +734,15 @@ pub(super) fn add_head(
 
 /// Adds the hidden states that a session keeps for a head of EAGLE-3, if the network is one. They are where the head is.
 pub(super) fn add_fused_states(
+    places: &Places,
     network: &Network,
     runner: &RunnerOptions,
     all: &mut PlacedEstimate,
 ) {
-    let bytes = HeadDrafts::fused_bytes(network, runner);
+    let Some(place) = places.list.last() else {
+        return;
+    };
+    let bytes = HeadDrafts::fused_bytes(place.device.backend, network, runner);
     if let Some((_, last)) = all.parts.last_mut() {
         for sum in [&mut all.device, last] {
             sum.session_workspace_bytes = sum.session_workspace_bytes.saturating_add(bytes);

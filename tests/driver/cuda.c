@@ -58,6 +58,11 @@ typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_
 typedef struct { u64 session, rows, results, asked; } Drafts;
 typedef struct { u64 sessions, x, norm[3]; u32 x_stride, len, chunk, padding; } Keep;
 typedef struct { u64 sessions, x, states, out, norms[6]; u32 x_stride, out_stride, len, states_rows, first, padding; } Enter;
+typedef struct { u32 places[3], n_places, padding[28]; } Ring;
+typedef struct { u64 sessions, x; u32 x_stride, len, chunk, place; } KeepPlace;
+typedef struct { u64 ring, out; u32 ring_rows, first, width, out_stride; } Gather;
+typedef struct { u64 sessions, x, out, norms[6]; u32 x_stride, out_stride, len, half, normed, padding; } Join;
+typedef struct { u64 known, place_of, logits; u32 n_known, n_vocab; } Spread;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
 typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated, padding; } Recurrent;
 typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
@@ -70,7 +75,8 @@ typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } 
 _Static_assert(sizeof(Session) == 256 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args/common.rs");
 _Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args/common.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args/common.rs");
-_Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104, "see args/predictor.rs");
+_Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104 && sizeof(Ring) == 128 && sizeof(KeepPlace) == 32, "see args/predictor.rs");
+_Static_assert(sizeof(Gather) == 32 && sizeof(Join) == 96 && sizeof(Spread) == 32, "see args/predictor.rs");
 _Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
@@ -83,7 +89,7 @@ typedef struct { char name[64]; } Function;
 typedef struct { u32 gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; u32 n; } Config;
 /* What the kernels of an evaluation know of each other. */
 typedef struct { u64 ring, matrix; u32 channels, width; int has_matrix; } Fixed;
-typedef struct { const u32 *tokens, *positions, *kinds; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; u64 added[64]; } Evaluation;
+typedef struct { const u32 *tokens, *positions, *kinds; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; u64 added[64]; Spread spread; } Evaluation;
 /* A kernel, or without one a function of the host. */
 typedef struct { Function *function; u32 gx, gy; void (*call)(void *); void *user; unsigned char args[sizeof(AdaptedProduct)]; } Node;
 typedef struct { Node *nodes; int n, room; } Graph;
@@ -222,7 +228,10 @@ static void end_step(const Evaluation *e, const Sample *a, u32 batch) {
         float *logits = (float *)a->logits + (u64)r * a->n_vocab;
         if (a->advance) {
             u64 h = seen(e, s, e->added[r]);
-            for (j = 0; j < a->n_vocab; j++) logits[j] = (mix(h, j) >> 40) * 1e-6f;
+            for (j = 0; j < a->n_vocab; j++) {
+                const int known = !e->spread.place_of || ((u32 *)e->spread.place_of)[j] < e->spread.n_known;
+                logits[j] = known ? (mix(h, j) >> 40) * 1e-6f : -1.0f / 0.0f;
+            }
             ((u32 *)s->history)[s->position++] = s->token;
         }
         if (a->choose) {
@@ -245,6 +254,7 @@ static void end_step(const Evaluation *e, const Sample *a, u32 batch) {
         }
     }
 }
+static float *ring_row(u64 ring, u32 rows, u32 position, u32 width) { return (float *)(ring + sizeof(Ring)) + (u64)(position % rows) * width; }
 /* Hidden states of rows: their numbers are the position and a hash of what it sees. */
 static void keep_states(const Evaluation *e, const Keep *a, u32 rows) {
     u32 r, i;
@@ -252,11 +262,54 @@ static void keep_states(const Evaluation *e, const Keep *a, u32 rows) {
         Session s = *((Session **)a->sessions)[a->chunk ? 0 : r];
         float *to;
         u64 h;
-        if (!s.states || r + s.states_rows < a->chunk) continue;
+        if (!s.states || ((Ring *)s.states)->n_places || r + s.states_rows < a->chunk) continue;
         if (a->chunk) s.position += r, s.token = e->tokens[r];
         h = seen(e, &s, e->added[a->chunk ? 0 : r]);
-        to = (float *)s.states + (u64)(s.position % s.states_rows) * a->len;
+        to = ring_row(s.states, s.states_rows, s.position, a->len);
         for (i = 0; i < a->len; i++) to[i] = i ? (mix(h, i) >> 40) * 1e-6f : s.position;
+    }
+}
+/* The same between layers. */
+static void keep_place(const Evaluation *e, const KeepPlace *a, u32 rows) {
+    u32 r, p, i;
+    for (r = 0; r < rows; r++) {
+        Session s = *((Session **)a->sessions)[a->chunk ? 0 : r];
+        const Ring *ring = (Ring *)s.states;
+        u64 h;
+        if (!ring || r + s.states_rows < a->chunk) continue;
+        if (a->chunk) s.position += r, s.token = e->tokens[r];
+        h = mix(seen(e, &s, e->added[a->chunk ? 0 : r]), a->place);
+        for (p = 0; p < ring->n_places; p++) {
+            float *to = ring_row(s.states, s.states_rows, s.position, ring->n_places * a->len) + p * a->len;
+            if (ring->places[p] != a->place) continue;
+            for (i = 0; i < a->len; i++) to[i] = i ? (mix(h, i) >> 40) * 1e-6f : s.position;
+        }
+    }
+}
+/* States of a chunk of a head that reads several are of positions that follow each other, and of the same one at all places. */
+static void gather_states(const Gather *a, u32 rows) {
+    const Ring *ring = (Ring *)a->ring;
+    float last = 0;
+    u32 r, p;
+    for (r = 0; r < rows; r++) {
+        const float *state = ring_row(a->ring, a->ring_rows, a->first + r, a->width);
+        if (ring->n_places != 3 || a->width > a->out_stride) abort();
+        for (p = 0; p < 3; p++)
+            if (state[p * (a->width / 3)] != (r ? last + 1 : *state)) abort();
+        last = *state;
+        memcpy((float *)a->out + (u64)r * a->out_stride, state, a->width * 4ull);
+    }
+}
+/* A step of such a head goes on from its session's own state. */
+static void join_head(Evaluation *e, const Join *a, u32 rows) {
+    u32 r;
+    for (r = 0; r < rows; r++) {
+        const Session *s;
+        ((float *)a->out)[(u64)r * a->out_stride + 2 * a->len - 1] = ((float *)a->x)[(u64)r * a->x_stride + a->len - 1];
+        if (a->half) continue;
+        s = ((Session **)a->sessions)[r];
+        if (!s->states || ((Ring *)s->states)->n_places != 1) abort();
+        e->added[r] += hash(1, ring_row(s->states, s->states_rows, s->position + s->states_rows - 1, a->len), a->len * 4ull);
     }
 }
 /* What a head makes of its own state counts; those of a chunk are of positions that follow each other. */
@@ -266,7 +319,7 @@ static void enter_head(Evaluation *e, const Enter *a, u32 rows) {
     for (r = 0; r < rows; r++) {
         const Session *s = ((Session **)a->sessions)[a->states ? 0 : r];
         const u32 n = a->states ? a->states_rows : s->states_rows, at = a->states ? a->first + r : s->position + n - 1;
-        const float *state = (float *)(a->states ? a->states : s->states) + (u64)(at % n) * a->len;
+        const float *state = ring_row(a->states ? a->states : s->states, n, at, a->len);
         if (a->states && r && *state != last + 1) abort();
         last = *state;
         if (!a->states) e->added[r] += hash(1, state, a->len * 4ull);
@@ -370,6 +423,7 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         e->positions = (const u32 *)((const Embed *)args)->text_positions;
         e->kinds = (const u32 *)((const Embed *)args)->text_kinds;
         e->n = e->n_fixed = 0;
+        e->spread.place_of = 0;
         memset(e->added, 0, sizeof e->added);
     } else if (starts(f->name, "attend_tiles") || starts(f->name, "attend_wide")) {
         const Attend *a = args;
@@ -416,6 +470,14 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         keep_states(e, args, gx);
     } else if (!strcmp(f->name, "enter_head")) {
         enter_head(e, args, gy);
+    } else if (!strcmp(f->name, "keep_place")) {
+        keep_place(e, args, gx);
+    } else if (!strcmp(f->name, "gather_states")) {
+        gather_states(args, gx);
+    } else if (!strcmp(f->name, "join_head")) {
+        join_head(e, args, gx);
+    } else if (!strcmp(f->name, "spread_logits")) {
+        e->spread = *(const Spread *)args;
     } else if (f == &fill_function) {
         run_fill(args);
     } else if (!strcmp(f->name, "lora_down") || !strcmp(f->name, "lora_down_8")) {

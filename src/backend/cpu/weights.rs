@@ -611,6 +611,18 @@ impl Weights for CpuWeights {
 
     fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {
         let (pool, sessions) = (self.pool.clone(), self.sessions.clone());
+        let fusion = network.entry.as_ref().and_then(|e| e.fusion.as_ref());
+        let with_embedding;
+        let network = match fusion {
+            Some(fusion) if !fusion.own_embedding => {
+                with_embedding = Network {
+                    embedding: self.embedding.tensor().clone(),
+                    ..network.clone()
+                };
+                &with_embedding
+            }
+            _ => network,
+        };
         let weights = CpuWeights::load_in(self.isa, network, pool, sessions, &mut |_| Ok(()))?;
         Ok(weights)
     }

@@ -50,4 +50,7 @@ pub enum Half {}
 // SAFETY: numbers without padding: 14 * 8 + 8 * 4 bytes, and settings of 4 * 8 + 16 * 4.
 unsafe impl Pod for Session {}
 
+// SAFETY: 32 numbers.
+unsafe impl Pod for StateRing {}
+
 const _: () = assert!(ENTRY_LOGPROBS == crate::engine::sampling::MAX_LOGPROBS);

@@ -8,6 +8,7 @@ use super::adapters::Adapters;
 use super::crossing;
 use super::driver::{Buffer, Graph, Stream};
 use super::evaluation::Evaluation;
+use super::predictor::Keeps;
 use super::runner::core::{Core, EVALUATE, Kind};
 use super::runner::{Chosen, MAX_ROWS, Prepared, Rows, Steps};
 use super::sampling::Stages;
@@ -132,10 +133,12 @@ impl Batch {
         }
         let _current = weights.context().enter()?;
         let drafts = members.iter().any(|m| !m.drafts.is_empty());
+        let all = members.iter().map(|m| m.core.keeps());
+        let keeps = all.fold(Keeps::default(), Keeps::or);
         let kind = |ending| Kind {
             ending,
             adapted: members.iter().any(|m| m.core.has_adapters()),
-            keeps: members.iter().any(|m| m.core.keeps()),
+            keeps,
         };
         let evaluate = kind(Ending { drafts, ..EVALUATE });
         let mut stages = Stages::default();

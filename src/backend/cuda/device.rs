@@ -151,11 +151,15 @@ impl Backend for CudaBackend {
     ) -> Result<Estimate> {
         let (of, _) = Plan::new(network, 0)?;
         let e = estimate_beside(index, Some(&of), head, runner)?;
-        let kept = StateRing::bytes(network.hidden, states) + StateRing::bytes(network.hidden, 1);
+        let kept = self.states_bytes(network.hidden, states) + self.states_bytes(network.hidden, 1);
         Ok(Estimate {
-            session_workspace_bytes: e.session_workspace_bytes.saturating_add(kept as u64),
+            session_workspace_bytes: e.session_workspace_bytes.saturating_add(kept),
             ..e
         })
+    }
+
+    fn states_bytes(&self, width: usize, rows: usize) -> u64 {
+        StateRing::bytes(width, rows) as u64
     }
 
     fn load(

@@ -17,6 +17,7 @@ use super::driver::{Buffer, Context, Stream};
 use super::evaluation::Evaluation;
 use super::mixer::AttentionPlan;
 use super::plan::Plan;
+use super::predictor::Keeps;
 use super::prefill::{ChunkOperations, ChunkPlaces};
 use super::state::KvPlan;
 use super::walk::{Addition, Span, walk};
@@ -614,7 +615,7 @@ impl Embedder for CudaEmbedder {
                 None => Adapters::None,
             },
             link: None,
-            keeps: false,
+            keeps: Keeps::default(),
             guests: None,
         };
         let (width, rows) = match route.pooling {

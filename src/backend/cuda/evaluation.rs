@@ -8,6 +8,7 @@ use super::host_layers::Guests;
 use super::kernels::Kernels;
 use super::matrix::Matrix;
 use super::plan::Plan;
+use super::predictor::Keeps;
 use super::ranks::{Job, Link};
 use super::state::KvPlan;
 use super::walk::{Addition, AllRows, ExpertSum, Rows};
@@ -39,8 +40,8 @@ pub struct Evaluation<'a> {
     pub adapters: Adapters,
     /// Where other ranks have shares of the same layers.
     pub link: Option<&'a Link>,
-    /// Whether hidden states go to the sessions' rings, of those that have one.
-    pub keeps: bool,
+    /// Which hidden states go to the sessions' rings, of those that have one.
+    pub keeps: Keeps,
     /// Layers of the host's that can come to the device.
     pub guests: Option<&'a Guests>,
 }

@@ -1,13 +1,18 @@
 //! Hidden states of a session's last positions, in memory of the device.
 
+use super::args;
 use super::driver::{Buffer, Context, Stream};
 use super::runner::core::RESULT_SLOTS;
+use super::walk::Span;
 use crate::backend::{DeviceStates, HiddenStates, StatesFrom};
 use crate::error::{Result, fail};
 use std::any::Any;
 use std::sync::Arc;
 
-/// A ring of rows, as `keep_states` of predictor.cu writes it.
+/// Bytes in front of the rows of a ring.
+const HEADER_BYTES: usize = size_of::<args::StateRing>();
+
+/// A ring of rows, as hidden.cuh finds them, behind what they are of.
 pub(super) struct StateRing {
     buffer: Buffer,
     width: usize,
@@ -23,18 +28,36 @@ impl StateRing {
     /// Bytes for so many positions.
     pub fn bytes(width: usize, rows: usize) -> usize {
         let slots = StateRing::slots(rows);
-        slots.saturating_mul(width).saturating_mul(4)
+        let bytes = slots.saturating_mul(width).saturating_mul(4);
+        bytes.saturating_add(HEADER_BYTES)
     }
 
-    /// Room for so many positions.
-    pub fn states(context: &Arc<Context>, width: usize, rows: usize) -> Result<HiddenStates> {
+    /// Room for so many positions of a network that is so wide: for what is behind its final norm, or between layers at these places.
+    pub fn states(
+        context: &Arc<Context>,
+        hidden: usize,
+        places: &[usize],
+        rows: usize,
+    ) -> Result<HiddenStates> {
+        let width = hidden.saturating_mul(places.len().max(1));
+        let mut header = args::StateRing {
+            n_places: places.len() as u32,
+            ..Default::default()
+        };
+        if places.len() > header.places.len() {
+            fail!(Internal, "hidden states at {} places", places.len());
+        }
+        for (to, place) in header.places.iter_mut().zip(places) {
+            *to = *place as u32;
+        }
         let buffer = Buffer::new(context, StateRing::bytes(width, rows), "hidden states")?;
+        buffer.write(0, &[header])?;
         let ring = StateRing {
             buffer,
             width,
             rows: StateRing::slots(rows),
         };
-        Ok(HiddenStates::on_device(width, rows, Box::new(ring)))
+        HiddenStates::on_device(width, places, rows, Box::new(ring))
     }
 
     /// Those of hidden states that are on this device.
@@ -46,14 +69,32 @@ impl StateRing {
         }
     }
 
-    /// The address of the first row, and how many there are.
+    /// Its address, and how many rows there are.
     pub fn place(&self) -> (u64, u32) {
         (self.buffer.address(), self.rows as u32)
     }
 
+    /// Floats of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     /// The row of a position.
     fn offset(&self, position: usize) -> usize {
-        position % self.rows * self.width * 4
+        HEADER_BYTES + position % self.rows * self.width * 4
+    }
+
+    /// The same.
+    pub fn row(&self, position: usize) -> Span {
+        Span {
+            address: self.buffer.address() + self.offset(position) as u64,
+            stride: self.width as u32,
+        }
+    }
+
+    /// The row before that of a position.
+    pub fn row_before(&self, position: usize) -> Span {
+        self.row(position + self.rows - 1)
     }
 
     /// Enqueues the copy of a state to the row before that of a position, where a step of a head finds it.
@@ -67,8 +108,16 @@ impl StateRing {
         stream: &Stream,
     ) -> Result<()> {
         let theirs = StateRing::of(from.states, stream.context())?;
-        let to = self.buffer.address() + self.offset(position + self.rows - 1) as u64;
-        let from = theirs.buffer.address() + theirs.offset(from.position) as u64;
+        if theirs.width != self.width {
+            fail!(
+                Internal,
+                "hidden states of {} floats for a network of {}",
+                theirs.width,
+                self.width
+            );
+        }
+        let (to, from) = (self.row_before(position), theirs.row(from.position));
+        let (to, from) = (to.address, from.address);
         if to == from {
             return Ok(());
         }

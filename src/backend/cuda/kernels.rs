@@ -106,6 +106,10 @@ impl Kernels {
             ("drafts", "accept_drafts", 0),
             ("predictor", "keep_states", 0),
             ("predictor", "enter_head", 0),
+            ("fusion", "keep_place", 0),
+            ("fusion", "gather_states", 0),
+            ("fusion", "join_head", 0),
+            ("fusion", "spread_logits", 0),
             ("draw", "draw", 0),
             ("draw", "logprobs", 0),
         ];

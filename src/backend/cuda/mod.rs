@@ -11,6 +11,7 @@ pub mod driver;
 pub mod embedder;
 pub mod evaluation;
 pub mod experts;
+mod fusion;
 mod gate;
 mod hidden;
 pub mod host_layers;

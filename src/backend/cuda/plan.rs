@@ -19,7 +19,7 @@ use crate::backend::row::Front;
 use crate::error::{Result, Status, fail};
 use crate::format::{Tensor, TensorId};
 use crate::model::{
-    Activation, Block, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
+    Activation, Block, Entry, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
     RopePairing, Temperature, adaptable_linears,
 };
 use std::sync::Arc;
@@ -52,6 +52,8 @@ pub struct LayerPlan {
     /// Of the residual stream, after the mixer and after the feed-forward part.
     pub mixer_sum_norm: Option<args::Norm>,
     pub feed_forward_sum_norm: Option<args::Norm>,
+    /// The mixer, which is attention, reads embeddings and hidden states side by side in place of the residual stream.
+    pub reads_entry: bool,
 }
 
 /// What a layer makes of its own input on the device.
@@ -140,8 +142,22 @@ pub struct MlpPlan {
 pub struct EntryPlan {
     /// Of the embedding of a token, and of the hidden state.
     pub norms: [args::Norm; 2],
-    /// Of both, one behind the other.
+    /// Of both, one behind the other; of a head with a fusion, of the model's hidden states.
     pub projection: Matrix,
+    /// What is different in a head of EAGLE-3.
+    pub fusion: Option<FusionPlan>,
+}
+
+/// What is different in a head of EAGLE-3 on the device.
+#[derive(Clone, Debug)]
+pub struct FusionPlan {
+    /// Floats of the model's hidden states of a position.
+    pub width: u32,
+    /// The residual stream begins as the norm of the joined state.
+    pub normed_stream: bool,
+    /// u32, `[n_vocab]`: the row of the output matrix that a token has, or how many rows there are for one without; 0 where that has a row
+    /// for each token.
+    pub place_of: u64,
 }
 
 /// A network on the device, whose allocation begins at the address that the plan was made for.
@@ -422,6 +438,31 @@ impl Jobs {
             output_scale: block.output_scale,
             mixer_sum_norm: self.find_norm(&block.mixer_sum_norm)?,
             feed_forward_sum_norm: self.find_norm(&block.feed_forward_sum_norm)?,
+            reads_entry: false,
+        })
+    }
+
+    /// What a head has in front of its layers, whose output matrix has so many rows.
+    fn entry(&mut self, entry: &Entry, (n_vocab, rows): (usize, usize)) -> Result<EntryPlan> {
+        let [token_norm, state_norm] = entry.norms();
+        Ok(EntryPlan {
+            norms: [self.norm(token_norm)?, self.norm(state_norm)?],
+            projection: self.fuse(&[&entry.projection])?,
+            fusion: entry.fusion.as_ref().map(|fusion| FusionPlan {
+                width: entry.projection.weight.row_len() as u32,
+                normed_stream: fusion.normed_stream,
+                place_of: match &fusion.ids {
+                    Some(ids) => {
+                        let mut places = vec![rows as u32; n_vocab];
+                        for (place, id) in (0..).zip(ids.iter()) {
+                            places[*id as usize] = place;
+                        }
+                        // As they are in memory.
+                        self.vector(places.into_iter().map(f32::from_bits).collect())
+                    }
+                    None => 0,
+                },
+            }),
         })
     }
 
@@ -586,9 +627,15 @@ impl Plan {
     }
 
     /// The same of a head that guesses further tokens of a network, with whose plan it shares embedding and head, where they are
-    /// the same.
+    /// the same. A head from a file of its own has nothing of the network's but for the embedding, if it has none.
     pub fn beside(of: Option<&Plan>, network: &Network, base: u64) -> Result<(Plan, Jobs)> {
-        let shared = |linear: &Linear| of.and_then(|plan| plan.table(linear));
+        let fusion = network.entry.as_ref().and_then(|e| e.fusion.as_ref());
+        let borrows = fusion.is_some_and(|fusion| !fusion.own_embedding);
+        // Tensors of other files that are gone may have been where those of this one are.
+        let shared = |linear: &Linear| match fusion {
+            None => of.and_then(|plan| plan.table(linear)),
+            Some(_) => None,
+        };
         let mut jobs = Jobs {
             base,
             linears: Linears::of(adaptable_linears(network)),
@@ -607,18 +654,18 @@ impl Plan {
         };
         let own_embedding = table(&network.embedding);
         let embedding = match (network.embeds(), shared(&own_embedding)) {
+            // Without the network, its place is left.
+            (true, _) if borrows => of.map_or(absent.clone(), |plan| Matrix {
+                adapted: None,
+                ..plan.embedding.clone()
+            }),
             (true, Some(theirs)) => theirs,
             (true, None) => jobs.fuse(&[&own_embedding])?,
             (false, _) => absent.clone(),
         };
+        let output_rows = network.head.weight.rows();
         let entry = match &network.entry {
-            Some(entry) => {
-                let [token_norm, state_norm] = entry.norms();
-                Some(EntryPlan {
-                    norms: [jobs.norm(token_norm)?, jobs.norm(state_norm)?],
-                    projection: jobs.fuse(&[&entry.projection])?,
-                })
-            }
+            Some(entry) => Some(jobs.entry(entry, (network.n_vocab, output_rows))?),
             None => None,
         };
         let positions = match &network.positions {
@@ -643,14 +690,18 @@ impl Plan {
         };
         let mut layers = Vec::new();
         for (i, block) in network.blocks.iter().enumerate() {
-            layers.push(jobs.layer(i, block, network.context_length)?);
+            layers.push(LayerPlan {
+                reads_entry: fusion.is_some(),
+                ..jobs.layer(i, block, network.context_length)?
+            });
         }
         let guests = jobs.guests(network)?;
         let final_norm = match network.ends() {
             true => jobs.norm(&network.final_norm)?,
             false => args::Norm::default(),
         };
-        let tied = network.head.weight.same_data(&network.embedding) && network.head.bias.is_none();
+        let same = network.head.weight.same_data(&network.embedding);
+        let tied = same && network.head.bias.is_none() && !borrows;
         let head = match (network.ends(), shared(&network.head)) {
             (true, _) if tied && network.embeds() => embedding.clone(),
             (true, Some(theirs)) => theirs,
@@ -772,6 +823,38 @@ impl Plan {
         self.streams.as_ref().map_or(0, |streams| streams.count)
     }
 
+    /// Elements of a row of embeddings and hidden states side by side, if the layers read those.
+    pub fn entry_stride(&self) -> u32 {
+        match self.fusion() {
+            Some(_) => matrix::groups(2 * self.hidden as usize) * 32,
+            None => 0,
+        }
+    }
+
+    fn fusion(&self) -> Option<&FusionPlan> {
+        self.entry.as_ref()?.fusion.as_ref()
+    }
+
+    /// Floats of the hidden states of a position that a chunk reads.
+    pub fn states_width(&self) -> usize {
+        let fused = self.fusion().map(|fusion| fusion.width);
+        fused.unwrap_or(self.hidden) as usize
+    }
+
+    /// Where the tokens of the logits are told, if there are not those of all.
+    pub fn place_of(&self) -> Option<u64> {
+        let place_of = self.fusion().map(|fusion| fusion.place_of);
+        place_of.filter(|address| *address != 0)
+    }
+
+    /// How many these are; 0 where there are those of all.
+    pub fn known_len(&self) -> u32 {
+        match self.place_of() {
+            Some(_) => self.head.rows,
+            None => 0,
+        }
+    }
+
     /// Elements of the inputs of all layers; 0 without.
     pub fn inputs_len(&self) -> u32 {
         self.inputs.as_ref().map_or(0, |i| i.projection.rows)
@@ -803,8 +886,11 @@ impl Plan {
     pub fn widest_row(&self) -> u32 {
         // The products of all streams but the first are one behind the other.
         let streams = self.n_streams().saturating_sub(1) * self.residual_stride();
-        // And so are an embedding and a hidden state.
-        let entry = self.entry.as_ref().map_or(0, |_| 2 * self.hidden);
+        // And so are an embedding and a hidden state, or hidden states.
+        let entry = self.entry.as_ref().map_or(0, |entry| match &entry.fusion {
+            Some(fusion) => fusion.width,
+            None => 2 * self.hidden,
+        });
         let rows = self.layer_matrices().map(|m| m.rows);
         rows.chain([streams, entry]).max().unwrap_or(0).max(1)
     }

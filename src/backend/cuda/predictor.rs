@@ -8,13 +8,59 @@ use super::plan::EntryPlan;
 use super::prefill::ChunkOperations;
 use super::step::StepOperations;
 use super::walk::{Operations, Span};
-use crate::backend::Work;
+use crate::backend::{HiddenStates, Work};
 use crate::error::Result;
+
+/// Words of a set of places.
+const PLACE_WORDS: usize = 4;
+
+/// The hidden states that sessions keep: which kernels a step has for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keeps {
+    /// Some keep what is behind the final norm.
+    normed: bool,
+    /// Some keep the residual stream at these places, a bit each.
+    places: [u64; PLACE_WORDS],
+}
+
+impl Keeps {
+    /// Places that there can be: before the layers of lower numbers.
+    pub const MOST: usize = PLACE_WORDS * 64;
+
+    /// Those of a session that keeps these.
+    pub fn of(states: Option<&HiddenStates>) -> Keeps {
+        let mut keeps = Keeps::default();
+        let Some(states) = states else {
+            return keeps;
+        };
+        keeps.normed = states.places().is_empty();
+        for place in states.places() {
+            keeps.places[place / 64] |= 1 << (place % 64);
+        }
+        keeps
+    }
+
+    /// Those of both.
+    pub fn or(self, other: Keeps) -> Keeps {
+        let mut both = self;
+        both.normed |= other.normed;
+        for (word, theirs) in both.places.iter_mut().zip(other.places) {
+            *word |= theirs;
+        }
+        both
+    }
+
+    /// Whether some keep the residual stream at a place.
+    pub(super) fn has(&self, place: usize) -> bool {
+        let word = self.places.get(place / 64);
+        word.is_some_and(|word| word >> (place % 64) & 1 == 1)
+    }
+}
 
 /// Hidden states that rows of a chunk read, as a ring.
 #[derive(Clone, Copy)]
 pub(super) struct StateRows {
-    /// Of the first row, and how many there are.
+    /// Its address, and how many rows it has.
     pub place: (u64, u32),
     /// The position that the first row of the chunk reads.
     pub first: usize,
@@ -43,7 +89,7 @@ impl Evaluation<'_> {
     /// # Safety
     /// *weights*, *sessions*, *workspace*.
     pub(super) unsafe fn keep(&self, residual: Span, rows: u32, is_chunk: bool) -> Result<()> {
-        if !self.keeps {
+        if !self.keeps.normed {
             return Ok(());
         }
         let keep = args::Keep {
@@ -96,6 +142,9 @@ impl Evaluation<'_> {
 impl StepOperations<'_> {
     /// What a head has in front of its layers, with the embeddings of the tokens as the residual stream.
     pub fn enter(&self, entry: &EntryPlan) -> Result<()> {
+        if entry.fusion.is_some() {
+            return self.join(entry);
+        }
         let rows = &self.buffers.at().rows;
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises. The session is one that
         // keeps its states, and has that of the last position.
@@ -117,6 +166,9 @@ impl StepOperations<'_> {
 impl ChunkOperations<'_> {
     /// The same for the rows of a chunk, which read these states.
     pub fn enter(&self, entry: &EntryPlan, states: StateRows) -> Result<()> {
+        if let Some(fusion) = &entry.fusion {
+            return self.fuse(entry, fusion, states);
+        }
         let rows = &self.at().rows;
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe {

@@ -82,6 +82,7 @@ impl ChunkPlaces {
         let inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
         let streams_stride = plan.n_streams() * h_stride;
         let streams = arena.array::<f32>(n * u64::from(streams_stride));
+        let entry = arena.array::<f32>(n * u64::from(plan.entry_stride()));
         let span = |address, stride| Span { address, stride };
         ChunkPlaces {
             tokens,
@@ -92,6 +93,7 @@ impl ChunkPlaces {
                 shared_expert: span(experts.shared, plan.hidden),
                 inputs: span(inputs, plan.inputs_len()),
                 streams: span(streams, streams_stride),
+                entry: span(entry, plan.entry_stride()),
             },
             x,
             x_scale,
@@ -190,8 +192,12 @@ impl PrefillBuffers {
             // SAFETY: as above.
             unsafe { self.layer(eval, &mut chunk, pause)? };
         }
+        let residual_rows = self.memory.at().rows.residual;
         // SAFETY: by contract, *weights*, *sessions* and *workspace* hold.
-        unsafe { eval.keep(self.memory.at().rows.residual, chunk.rows, true)? };
+        unsafe {
+            eval.keep_place(chunk.n_layers, residual_rows, chunk.rows, true)?;
+            eval.keep(residual_rows, chunk.rows, true)?;
+        }
         if let Some(link) = eval.link {
             // SAFETY: by contract, all ranks do the same.
             unsafe { link.end((eval.kernels, eval.stream), chunk.met, 0, 0)? };
@@ -225,10 +231,16 @@ impl PrefillBuffers {
         let states = match (eval.plan.ends.0, input) {
             (Front::Embeddings, TokenInput::Embeddings)
             | (Front::Stream, TokenInput::Stream(_)) => None,
-            (Front::States, TokenInput::States(from)) => Some(StateRows {
-                place: StateRing::of(from.states, eval.stream.context())?.place(),
-                first: from.position,
-            }),
+            (Front::States, TokenInput::States(from)) => {
+                let ring = StateRing::of(from.states, eval.stream.context())?;
+                if ring.width() != eval.plan.states_width() {
+                    fail!(Internal, "hidden states of {} floats", ring.width());
+                }
+                Some(StateRows {
+                    place: ring.place(),
+                    first: from.position,
+                })
+            }
             _ => fail!(
                 Internal,
                 "a chunk of a network that begins with something else"
@@ -300,6 +312,9 @@ impl PrefillBuffers {
             met: Cell::new(chunk.met),
             pause: RefCell::new(pause),
         };
+        let residual = ops.at().rows.residual;
+        // SAFETY: by contract, *sessions* and *workspace* hold.
+        unsafe { eval.keep_place(chunk.next, residual, chunk.rows, true)? };
         walk(&ops, chunk.next, layer)?;
         chunk.next += 1;
         chunk.met = ops.met.get();
@@ -365,6 +380,12 @@ impl Operations for ChunkOperations<'_> {
     fn project(&self, norm: Option<args::Norm>, matrix: &Matrix) -> Result<()> {
         self.input(norm, matrix.groups, 0)?;
         self.product(matrix, &Written, Rows::Wide, None)
+    }
+
+    fn project_entry(&self, matrix: &Matrix) -> Result<()> {
+        let rows = &self.at().rows;
+        self.input_of(rows.entry, 2 * self.eval.plan.hidden, matrix)?;
+        self.matmul(matrix, rows.wide, 0)
     }
 
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<Written> {

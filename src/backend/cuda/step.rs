@@ -16,7 +16,7 @@ use super::mixer::{
     AttentionPlan, LatentPlan, Mamba1Plan, RecurrentPlan, StepAttention, StepLatent, StepMamba1,
     StepRecurrent,
 };
-use super::plan::{LayerInputPlan, MlpPlan, Plan};
+use super::plan::{EntryPlan, FusionPlan, LayerInputPlan, MlpPlan, Plan};
 use super::product::RowInput;
 use super::sampling::{GROUPS, Stages};
 use super::streams::{StreamLayerPlan, StreamWork};
@@ -40,6 +40,8 @@ pub(super) struct StepPlaces {
     pub mamba1: StepMamba1,
     /// f32, `[rows][n_vocab]`.
     logits: u64,
+    /// f32, `[rows][head.rows]`: those of the tokens that a head knows, if these are not all.
+    known: u64,
     /// f32 and u32, `[rows][GROUPS]`: the best of each group of tokens.
     group_value: u64,
     group_id: u64,
@@ -66,6 +68,8 @@ impl StepPlaces {
         let own_inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
         let streams_stride = plan.n_streams() * h_stride;
         let streams = arena.array::<f32>(n * u64::from(streams_stride));
+        let entry = arena.array::<f32>(n * u64::from(plan.entry_stride()));
+        let known = arena.array::<f32>(n * u64::from(plan.known_len()));
         let span = |address, stride| Span { address, stride };
         StepPlaces {
             rows: AllRows {
@@ -75,6 +79,7 @@ impl StepPlaces {
                 shared_expert: span(experts.shared, plan.hidden),
                 inputs: span(own_inputs, plan.inputs_len()),
                 streams: span(streams, streams_stride),
+                entry: span(entry, plan.entry_stride()),
             },
             inputs,
             attention,
@@ -82,6 +87,7 @@ impl StepPlaces {
             recurrent,
             mamba1,
             logits,
+            known,
             group_value,
             group_id,
             experts,
@@ -180,6 +186,20 @@ impl StepBuffers {
         step.run(ending)
     }
 
+    /// Enqueues what makes a head's joined state of the model's: a row of a ring each, `(from, to)`.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`]; the rows are valid until the work is done, and no other work uses the second.
+    pub(super) unsafe fn fuse(
+        &self,
+        eval: &Evaluation,
+        (entry, fusion): (&EntryPlan, &FusionPlan),
+        rows: (Span, Span),
+    ) -> Result<()> {
+        // SAFETY: by contract, *weights*, *sessions* and *workspace* hold, and this memory is for the plan of `eval`.
+        unsafe { self.operations(eval, 1, None)? }.fuse(entry, fusion, rows)
+    }
+
     /// Enqueues a whole step of one session, which chooses so, with marks on `timeline` between its kernels.
     ///
     /// # Safety
@@ -267,8 +287,12 @@ impl StepOperations<'_> {
             self.enter(entry)?;
         }
         for (i, layer) in plan.layers.iter().enumerate() {
+            // SAFETY: addresses of the *sessions* and the *workspace*, which `self` promises.
+            unsafe { e.keep_place(i, at.rows.residual, self.batch, false)? };
             walk(self, i, layer)?;
         }
+        // SAFETY: as above.
+        unsafe { e.keep_place(plan.layers.len(), at.rows.residual, self.batch, false)? };
         if !plan.ends.1 {
             return Ok(());
         }
@@ -279,7 +303,18 @@ impl StepOperations<'_> {
             address: e.link.map_or(at.logits, |link| link.logits(at.logits)),
             stride: plan.n_vocab,
         };
-        self.normed(Some(plan.final_norm), &plan.head, logits)?;
+        match plan.place_of() {
+            None => self.normed(Some(plan.final_norm), &plan.head, logits)?,
+            Some(place_of) => {
+                let known = Span {
+                    address: at.known,
+                    stride: plan.known_len(),
+                };
+                self.normed(Some(plan.final_norm), &plan.head, known)?;
+                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+                unsafe { e.spread_logits(place_of, (known, logits), self.batch)? };
+            }
+        }
         self.mark(Work::Head, plan.head.bytes())?;
         if let Some(link) = e.link {
             let with = (e.kernels, e.stream);
@@ -369,6 +404,12 @@ impl Operations for StepOperations<'_> {
 
     fn project(&self, norm: Option<args::Norm>, matrix: &Matrix) -> Result<()> {
         self.normed(norm, matrix, self.buffers.at().rows.wide)
+    }
+
+    fn project_entry(&self, matrix: &Matrix) -> Result<()> {
+        let rows = &self.buffers.at().rows;
+        let input = self.row_input(rows.entry, 2 * self.eval.plan.hidden, None, matrix)?;
+        self.product_of(matrix, &input, rows.wide, 0)
     }
 
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<RowInput> {

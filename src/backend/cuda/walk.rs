@@ -41,6 +41,8 @@ pub(super) struct AllRows {
     pub inputs: Span,
     /// Of all residual streams, one behind the other, where there are several.
     pub streams: Span,
+    /// Of embeddings and hidden states side by side, which the layer of a head of EAGLE-3 reads.
+    pub entry: Span,
 }
 
 /// Where rows are: the first one's address, and floats from one to the next.
@@ -128,6 +130,9 @@ pub(super) trait Operations {
 
     /// `Wide = matrix * norm(Residual)`.
     fn project(&self, norm: Option<args::Norm>, matrix: &Matrix) -> Result<()>;
+
+    /// `Wide = matrix * entry`, of embeddings and hidden states side by side.
+    fn project_entry(&self, matrix: &Matrix) -> Result<()>;
 
     /// Appends the keys and values in `Wide` to the cache of layer `layer`, and attends with the
     /// queries there.
@@ -254,7 +259,10 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
     }
     match &block.mixer {
         MixerPlan::Attention(attention) => {
-            ops.project(block.mixer_norm, &attention.qkv)?;
+            match block.reads_entry {
+                true => ops.project_entry(&attention.qkv)?,
+                false => ops.project(block.mixer_norm, &attention.qkv)?,
+            }
             ops.mark(Work::Qkv, attention.qkv.bytes())?;
             let input = ops.attend(index, attention)?;
             output(ops, &attention.output, &input, &mixed)?;

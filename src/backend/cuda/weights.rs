@@ -1,6 +1,7 @@
 //! A network resident on a GPU.
 
 use super::adapters::DeviceAdapter;
+use super::args::MAX_PLACES;
 use super::batch::{Batch, Member};
 use super::driver::{Context, PinnedFloats, Range};
 use super::embedder::{CudaEmbedder, usual_rows};
@@ -10,6 +11,7 @@ use super::host_layers::{Guests, HOST_CHUNK};
 use super::kernels::Kernels;
 use super::nccl::library;
 use super::plan::Plan;
+use super::predictor::Keeps;
 use super::prefill::PrefillBuffers;
 use super::ranks::{Cut, Link, Meeting};
 use super::residency::{HostCopy, Residency};
@@ -21,7 +23,7 @@ use crate::backend::group;
 use crate::backend::row::{Front, Parts, RowWork, submit_parts};
 use crate::backend::{
     Embedder, EmbedderOptions, HiddenStates, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH,
-    NO_PREDICTORS, Progress, Ranks, Row, RowError, RowResult, Runner, RunnerOptions, Taken, Want,
+    NO_PLACES, NO_PREDICTORS, Progress, Ranks, Row, RowError, RowResult, Runner, RunnerOptions, Taken, Want,
     Weights, When,
 };
 use crate::error::{Result, fail};
@@ -591,8 +593,27 @@ impl Weights for CudaWeights {
         if !self.plan.ends.1 || self.link.is_some() || self.plan.streams.is_some() {
             fail!(Unsupported, "{NO_PREDICTORS}");
         }
-        let width = self.plan.hidden as usize;
-        Ok(Arc::new(StateRing::states(&self.sessions, width, rows)?))
+        let hidden = self.plan.hidden as usize;
+        let states = StateRing::states(&self.sessions, hidden, &[], rows)?;
+        Ok(Arc::new(states))
+    }
+
+    fn states_at(&self, places: &[usize], rows: usize) -> Result<Arc<HiddenStates>> {
+        let (front, ends) = self.plan.ends;
+        if !ends || front == Front::Stream || self.link.is_some() {
+            fail!(Unsupported, "{NO_PLACES}");
+        }
+        let most = self.plan.layers.len().min(Keeps::MOST - 1);
+        let able = self.plan.streams.is_none() && places.len() <= MAX_PLACES;
+        if !able || places.iter().any(|place| *place > most) {
+            fail!(
+                Unsupported,
+                "the network's layers have no hidden states at {places:?} on this device"
+            );
+        }
+        let hidden = self.plan.hidden as usize;
+        let states = StateRing::states(&self.sessions, hidden, places, rows)?;
+        Ok(Arc::new(states))
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

@@ -6,50 +6,105 @@ use crate::backend::Weights;
 use crate::engine::Model;
 use crate::error::{Result, fail};
 use crate::model::{Fusion, Network};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A head as a file has it, and beside the model that it last drafted for.
+/// A head as a file has it, and the models beside which it is.
 pub struct Drafter {
     network: Network,
-    beside: Mutex<Option<Beside>>,
+    targets: Mutex<Vec<Weak<Model>>>,
 }
 
-/// A model that a head drafts for, and the head on its device, as long as both are there.
+/// The heads of files of their own that are on a model's device beside it: as long as it and their models are there.
+#[derive(Default)]
+pub struct HeadsBeside(Mutex<Vec<Beside>>);
+
 struct Beside {
-    model: Weak<Model>,
-    weights: Weak<dyn Weights>,
+    /// Of the head's [`Drafter`], which is in one place as long as this is here.
+    drafter: usize,
+    weights: Arc<dyn Weights>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is half done in between.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl HeadsBeside {
+    fn find_or_load(
+        &self,
+        drafter: usize,
+        load: impl FnOnce() -> Result<Arc<dyn Weights>>,
+    ) -> Result<Arc<dyn Weights>> {
+        let mut all = lock(&self.0);
+        if let Some(beside) = all.iter().find(|beside| beside.drafter == drafter) {
+            return Ok(beside.weights.clone());
+        }
+        let weights = load()?;
+        all.push(Beside {
+            drafter,
+            weights: weights.clone(),
+        });
+        Ok(weights)
+    }
+
+    fn forget(&self, drafter: usize) {
+        let mut all = lock(&self.0);
+        let gone: Vec<Beside> = all.extract_if(.., |b| b.drafter == drafter).collect();
+        drop(all);
+        drop(gone);
+    }
+
+    /// They go with their model, as its own head does.
+    pub(in crate::engine) fn evict(&self) -> Result<()> {
+        lock(&self.0).iter().try_for_each(|b| b.weights.evict())
+    }
+
+    /// And come back with it.
+    pub(in crate::engine) fn resume(&self) -> Result<()> {
+        lock(&self.0).iter().try_for_each(|b| b.weights.resume())
+    }
 }
 
 impl Drafter {
+    /// Whether a network is such a head.
+    pub fn is_head(network: &Network) -> bool {
+        fusion(network).is_some()
+    }
+
     /// The network of a model, if it is such a head.
     #[inline(never)]
     pub fn of(network: &Network) -> Option<Drafter> {
-        fusion(network)?;
-        Some(Drafter {
+        Drafter::is_head(network).then(|| Drafter {
             network: network.clone(),
-            beside: Mutex::default(),
+            targets: Mutex::default(),
         })
+    }
+
+    /// What tells it from other heads.
+    fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// It on the device of a model, with what it takes of that. Sessions of the model share it.
     fn beside(&self, target: &Arc<Model>) -> Result<Arc<dyn Weights>> {
-        let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(beside) = &*beside
-            && std::ptr::eq(beside.model.as_ptr(), Arc::as_ptr(target))
-            && let Some(weights) = beside.weights.upgrade()
-        {
-            return Ok(weights);
+        let load = || target.weights().clone().load_predictor(&self.network);
+        let weights = target.heads_beside().find_or_load(self.number(), load)?;
+        let mut targets = lock(&self.targets);
+        targets.retain(|known| known.strong_count() > 0);
+        let is_known = |known: &Weak<Model>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(target));
+        if !targets.iter().any(is_known) {
+            targets.push(Arc::downgrade(target));
         }
-        let mut network = self.network.clone();
-        if fusion(&network).is_some_and(|fusion| !fusion.own_embedding) {
-            network.embedding = target.embedding()?.clone();
-        }
-        let weights = target.weights().clone().load_predictor(&network)?;
-        *beside = Some(Beside {
-            model: Arc::downgrade(target),
-            weights: Arc::downgrade(&weights),
-        });
         Ok(weights)
+    }
+}
+
+impl Drop for Drafter {
+    fn drop(&mut self) {
+        let number = self.number();
+        for target in lock(&self.targets).iter().filter_map(Weak::upgrade) {
+            target.heads_beside().forget(number);
+        }
     }
 }
 
@@ -59,15 +114,24 @@ fn fusion(network: &Network) -> Option<&Fusion> {
 
 /// The head that a model is, for another one.
 ///
-/// Errors: `InvalidArgument` if it is not one for that model; `Unsupported` if that is not on a CPU; those of the device.
+/// Errors: `InvalidArgument` if it is not one for that model, or on another device; `Unsupported` if that is not on one device as a whole;
+/// those of the device.
 pub(super) fn head_for(target: &Arc<Model>, drafts: &Arc<Model>) -> Result<Head> {
     let found = drafts.drafter();
     let Some((drafter, fusion)) = found.and_then(|d| Some((d, fusion(&d.network)?))) else {
         fail!(Internal, "a model that is no head");
     };
+    target.check_whole()?;
     check_vocabulary(target, drafts)?;
-    target.embedding()?;
     let (network, details) = (&drafter.network, target.details());
+    let device = drafts.details().device;
+    if device != details.device {
+        fail!(
+            InvalidArgument,
+            "draft_model is an EAGLE-3 head on device {device}, and the session's model is on device {}; a head drafts on the device of its model",
+            details.device
+        );
+    }
     let Some(entry) = &network.entry else {
         fail!(Internal, "a head without an entry");
     };

@@ -8,7 +8,7 @@
 
 use super::{DraftContext, DraftSource, SourceKind, fused};
 use crate::backend::{
-    HiddenStates, MAX_DRAFTS, Outcome, Residual, Row, Runner, RunnerOptions, StatesFrom,
+    Backend, HiddenStates, MAX_DRAFTS, Outcome, Residual, Row, Runner, RunnerOptions, StatesFrom,
     TokenInput, Want, Weights, When,
 };
 use crate::engine::interrupt::Interrupts;
@@ -118,8 +118,8 @@ impl HeadDrafts {
 
     /// The same with a head of EAGLE-3.
     ///
-    /// Errors: `InvalidArgument` if it is not one for the session's model; `Unsupported` if that is not on a CPU; those of a runner of the
-    /// head.
+    /// Errors: `InvalidArgument` if it is not one for the session's model, or on another device; `Unsupported` if that is not on one device
+    /// as a whole; those of a runner of the head.
     pub fn fused(target: &Session, drafts: &Arc<Model>) -> Result<HeadDrafts> {
         HeadDrafts::of(target, fused::head_for(target.model(), drafts)?)
     }
@@ -142,15 +142,20 @@ impl HeadDrafts {
         (head, options.context.min(MAX_STATES))
     }
 
-    /// Bytes of the hidden states that a session keeps for a head of EAGLE-3, with that of the head's own; 0 for other networks.
-    pub(in crate::engine) fn fused_bytes(network: &Network, options: &RunnerOptions) -> u64 {
+    /// Bytes of the hidden states that a session on a device keeps for a head of EAGLE-3, with that of the head's own; 0 for other
+    /// networks.
+    pub(in crate::engine) fn fused_bytes(
+        device: &dyn Backend,
+        network: &Network,
+        options: &RunnerOptions,
+    ) -> u64 {
         let Some(entry) = network.entry.as_ref().filter(|e| e.fusion.is_some()) else {
             return 0;
         };
         let (_, kept) = HeadDrafts::of_session(options);
-        let of_session =
-            kept.min(MAX_FUSED_STATES) as u64 * entry.projection.weight.row_len() as u64;
-        4 * (of_session + network.hidden as u64)
+        let width = entry.projection.weight.row_len();
+        let of_session = device.states_bytes(width, kept.min(MAX_FUSED_STATES));
+        of_session.saturating_add(device.states_bytes(network.hidden, 1))
     }
 
     /// The same with a runner of the head.
@@ -178,6 +183,14 @@ impl HeadDrafts {
             context,
             model,
         })
+    }
+
+    /// Whether the head's device has no memory of its own.
+    fn is_in_host_memory(&self) -> bool {
+        match &self.place {
+            HeadPlace::Device(there) => there.states.device().is_none(),
+            HeadPlace::Host { .. } => false,
+        }
     }
 
     /// The first position from which on there are all states before `end`.
@@ -259,7 +272,9 @@ impl HeadDrafts {
     }
 
     fn try_draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
-        if let Some((drafts, _)) = &self.head.fused {
+        if let Some((drafts, _)) = &self.head.fused
+            && self.is_in_host_memory()
+        {
             drafts.check_files()?;
         }
         let tokens = context.tokens;
@@ -349,7 +364,7 @@ impl DraftSource for HeadDrafts {
 
     fn evict(&mut self) -> Result<()> {
         // What is in host memory anyway stays there.
-        if self.head.fused.is_some() {
+        if self.head.fused.is_some() && self.is_in_host_memory() {
             return Ok(());
         }
         let (n_vocab, known) = (self.model.details().n_vocab, self.known);

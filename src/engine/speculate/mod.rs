@@ -24,7 +24,7 @@ use crate::grammar::Matcher;
 use crate::memory;
 use arrayvec::ArrayVec;
 use depth::{CLASSES, Depth};
-pub(super) use fused::Drafter;
+pub(super) use fused::{Drafter, HeadsBeside};
 pub use heads::HeadDrafts;
 pub use model::ModelDrafts;
 pub use ngram::NgramDrafts;

@@ -149,6 +149,11 @@ impl Matrix {
         self.tensor.rows()
     }
 
+    /// It as a tensor.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
     /// Number of columns: inputs of the product.
     pub fn cols(&self) -> usize {
         self.tensor.row_len()

@@ -8,6 +8,7 @@ use crate::backend::cuda::crossing;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
 use crate::backend::cuda::evaluation::Evaluation;
 use crate::backend::cuda::hidden::StateRing;
+use crate::backend::cuda::predictor::Keeps;
 use crate::backend::cuda::sampling::{SamplingState, Stages};
 use crate::backend::cuda::state::{FixedState, State};
 use crate::backend::cuda::step::{Ending, StepBuffers};
@@ -47,8 +48,8 @@ pub struct Kind {
     pub ending: Ending,
     /// Sessions that are part of it have adapters.
     pub adapted: bool,
-    /// Some of them keep hidden states.
-    pub keeps: bool,
+    /// Hidden states that they keep.
+    pub keeps: Keeps,
 }
 
 /// Tokens to append.
@@ -288,9 +289,9 @@ impl Core {
         Ok(())
     }
 
-    /// Whether it keeps hidden states.
-    pub fn keeps(&self) -> bool {
-        self.states.is_some()
+    /// The hidden states that it keeps.
+    pub fn keeps(&self) -> Keeps {
+        Keeps::of(self.states.as_deref())
     }
 
     /// Keeps hidden states there from now on. Nothing is under way.
@@ -680,6 +681,18 @@ impl Core {
             }
             (TokenInput::States(from), Some(states)) => {
                 let own = StateRing::of(states, &device)?;
+                let theirs = StateRing::of(from.states, &device)?;
+                let plan = self.weights.plan();
+                if let Some(entry) = &plan.entry
+                    && let Some(fusion) = &entry.fusion
+                    && theirs.width() == fusion.width as usize
+                {
+                    let rows = (theirs.row(from.position), own.row_before(position));
+                    let eval = self.evaluation(&self.stream);
+                    // SAFETY: *weights*: this structure holds an `Arc` of them. *sessions* and *workspace*: of this structure, whose
+                    // steps follow each other on its stream. The rows: as below.
+                    return unsafe { self.buffers.fuse(&eval, (entry, fusion), rows) };
+                }
                 // SAFETY: whoever submits the row has their states until it is polled, and this structure has its own, which
                 // nobody uses but its steps.
                 unsafe { own.take(&from, position, &self.stream) }

@@ -85,6 +85,10 @@ impl Operations for Recorder {
         self.line(format!("Wide = {} * {input}", name(matrix)))
     }
 
+    fn project_entry(&self, matrix: &Matrix) -> Result<()> {
+        self.line(format!("Wide = {} * entry", name(matrix)))
+    }
+
     fn attend(&self, layer: usize, _: &AttentionPlan) -> Result<&'static str> {
         self.line(format!("attend in layer {layer}"))?;
         Ok("attended")

@@ -1,0 +1,9 @@
+// Rings of hidden states (src/backend/cuda/hidden.rs).
+#pragma once
+#include "args_common.h"
+#include "args_predictor.h"
+
+// The row of a position in a ring of so many rows of `width` floats.
+__device__ __forceinline__ float* ring_row(const StateRing* ring, uint32_t rows, uint32_t position, uint32_t width) {
+    return (float*)(ring + 1) + (uint64_t)(position % rows) * width;
+}
