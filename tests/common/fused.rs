@@ -1,12 +1,14 @@
 //! Heads of EAGLE-3: tiny random ones, as folders in the layouts that are published, and what they compute in double precision.
 
 use super::folder::{Folder, Stored};
-use super::heads::values;
+use super::heads::{Kept, values};
 use super::reference_llama::{self as reference, Rows};
 use super::tiny::Random;
+use emberlm::backend::{RunnerOptions, Want, Weights};
 use emberlm::model::Network;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Layouts of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,4 +337,85 @@ pub fn logits(head: &Network, states: &Rows, tokens: &[u32], further: &[u32]) ->
         return known.into_iter().map(spread).collect();
     }
     unreachable!()
+}
+
+fn largest_difference(ours: &[f32], theirs: &[f64]) -> f64 {
+    let both = ours.iter().map(|v| f64::from(*v)).zip(theirs);
+    // Tokens that a head does not know.
+    both.filter(|(a, b)| *a != f64::NEG_INFINITY || **b != f64::NEG_INFINITY)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f64::max)
+}
+
+/// A runner of a head, whose own states are kept.
+pub fn of_head(weights: Arc<dyn Weights>, options: &RunnerOptions) -> Kept {
+    let mut runner = weights.clone().create_runner(options).unwrap();
+    let states = weights.states_at(&[1], options.context).unwrap();
+    runner.keep_states(Some(states.clone())).unwrap();
+    Kept {
+        weights,
+        runner,
+        states,
+    }
+}
+
+/// The hidden states at several places of a model that `load` brings to a device, and the logits of a head for it, beside a reference in
+/// double precision: read in pieces, and then from its own states. `bounds` are those of states and of logits.
+pub fn agrees(
+    (name, form): (&str, Form),
+    options: &RunnerOptions,
+    bounds: [f64; 2],
+    load: &dyn Fn(&Network) -> Arc<dyn Weights>,
+) {
+    let tokens = [5u32, 17, 33, 80, 2, 60, 61, 9, 9, 14, 70, 41];
+    let further = [3u32, 50];
+    let ready = |folder: &Folder| Network::from_file(&folder.ready()).unwrap();
+    let (target, head) = (ready(&target(name)), ready(&head_for(name, form)));
+    let beside = network_beside(&head, &target);
+    let fusion = head.entry.as_ref().unwrap().fusion.as_ref().unwrap();
+    let places = fusion.places_in(target.blocks.len()).unwrap();
+    let read = states(&target, places, &tokens);
+    let (last, known) = (tokens.len() - 1, tokens[1..].to_vec());
+    let expected = logits(&beside, &read[..last].to_vec(), &known, &further);
+    for pieces in [1, 5, 12] {
+        let what = format!("{name}, {form:?}, pieces of {pieces}");
+        let mut kept = Kept::new(load(&target), options);
+        let states = kept.weights.states_at(&places, 64).unwrap();
+        kept.runner.keep_states(Some(states.clone())).unwrap();
+        for piece in tokens.chunks(pieces) {
+            kept.submit(piece, None, Want::Logits);
+        }
+        let mut largest = [0.0f64; 2];
+        for (t, expected) in read.iter().enumerate() {
+            let mut row = vec![0.0; states.width()];
+            states.read(t, &mut row).unwrap();
+            largest[0] = largest[0].max(largest_difference(&row, expected));
+        }
+        let beside = kept.weights.clone().load_predictor(&head).unwrap();
+        let mut guesser = of_head(beside, options);
+        let mut at = 0;
+        let mut compare = |guesser: &mut Kept, at: usize| {
+            let ours = guesser.logits(target.n_vocab);
+            largest[1] = largest[1].max(largest_difference(&ours, &expected[at]));
+        };
+        for piece in known.chunks(pieces) {
+            guesser.submit(piece, Some((&states, at)), Want::Logits);
+            at += piece.len();
+            compare(&mut guesser, at - 1);
+        }
+        for token in further {
+            let own = guesser.states.clone();
+            guesser.submit(&[token], Some((&own, at - 1)), Want::Logits);
+            compare(&mut guesser, at);
+            at += 1;
+        }
+        println!(
+            "{what}: largest differences {:.1e} and {:.1e}",
+            largest[0], largest[1]
+        );
+        assert!(
+            largest[0] < bounds[0] && largest[1] < bounds[1],
+            "{what}: {largest:?}"
+        );
+    }
 }

@@ -105,7 +105,7 @@ fn heads_agree_with_the_script() {
                 });
             }
             states.evaluated(0, read.len());
-            let mut kept = of_head(on_cpu(&head, 2));
+            let mut kept = fused::of_head(on_cpu(&head, 2), &OPTIONS);
             let mut at = 0;
             for piece in TOKENS.chunks(pieces) {
                 kept.submit(piece, Some((&states, at)), Want::Logits);
@@ -128,63 +128,12 @@ fn heads_agree_with_the_script() {
     assert_eq!(expected.next(), None);
 }
 
-/// A runner of a head, whose own states are kept.
-fn of_head(weights: Arc<dyn emberlm::backend::Weights>) -> Kept {
-    let mut runner = weights.clone().create_runner(&OPTIONS).unwrap();
-    let states = weights.states_at(&[1], OPTIONS.context).unwrap();
-    runner.keep_states(Some(states.clone())).unwrap();
-    Kept {
-        weights,
-        runner,
-        states,
-    }
-}
-
 /// The same on models, whose hidden states at several places are those of a reference.
 #[test]
 fn heads_agree_with_the_reference() {
-    let tokens = [5u32, 17, 33, 80, 2, 60, 61, 9, 9, 14, 70, 41];
-    let further = [3u32, 50];
     for name in TARGETS {
         for form in FORMS {
-            let target = ready(&fused::target(name));
-            let head = fused::network_beside(&ready(&fused::head_for(name, form)), &target);
-            let fusion = head.entry.as_ref().unwrap().fusion.as_ref().unwrap();
-            let places = fusion.places_in(target.blocks.len()).unwrap();
-            let read = fused::states(&target, places, &tokens);
-            let (last, known) = (tokens.len() - 1, tokens[1..].to_vec());
-            let expected = fused::logits(&head, &read[..last].to_vec(), &known, &further);
-            for pieces in [1, 5, 12] {
-                let mut kept = Kept::new(on_cpu(&target, 2), &OPTIONS);
-                let states = kept.weights.states_at(&places, 64).unwrap();
-                kept.runner.keep_states(Some(states.clone())).unwrap();
-                for piece in tokens.chunks(pieces) {
-                    kept.submit(piece, None, Want::Logits);
-                }
-                for (t, expected) in read.iter().enumerate() {
-                    let mut row = vec![0.0; states.width()];
-                    states.read(t, &mut row).unwrap();
-                    let largest = largest_difference(&row, expected);
-                    assert!(largest < 1e-4, "{name}, states of {t}: {largest}");
-                }
-                let mut guesser = of_head(kept.weights.clone().load_predictor(&head).unwrap());
-                let mut at = 0;
-                for piece in known.chunks(pieces) {
-                    guesser.submit(piece, Some((&states, at)), Want::Logits);
-                    at += piece.len();
-                    let ours = guesser.logits(target.n_vocab);
-                    let largest = largest_difference(&ours, &expected[at - 1]);
-                    assert!(largest < 1e-3, "{name}, {form:?}, {pieces}: {largest}");
-                }
-                for token in further {
-                    let own = guesser.states.clone();
-                    guesser.submit(&[token], Some((&own, at - 1)), Want::Logits);
-                    let ours = guesser.logits(target.n_vocab);
-                    let largest = largest_difference(&ours, &expected[at]);
-                    assert!(largest < 1e-3, "{name}, {form:?}, {pieces}: {largest}");
-                    at += 1;
-                }
-            }
+            fused::agrees((name, form), &OPTIONS, [1e-4, 1e-3], &|n| on_cpu(n, 2));
         }
     }
 }

@@ -27,6 +27,11 @@ pub fn missing() -> Option<String> {
     }
 }
 
+/// Whether the driver computes no network, so that no head is right but by chance.
+pub fn is_stand_in() -> bool {
+    std::env::var_os("STAND_IN_KERNELS").is_some()
+}
+
 /// A model on the first device of a kind.
 pub fn load_on(path: &Path, kind: DeviceKind, options: &LoadOptions) -> Arc<Model> {
     let is_it = |i: &usize| device::info(*i).unwrap().kind == kind;

@@ -38,7 +38,7 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("heads::texts".into(), Box::new(texts)));
     tests.push(("heads::recurrent".into(), Box::new(recurrent)));
     for name in ["glm4_moe", "qwen3_5"] {
-        let run = move || batches(name);
+        let run = move || batches(&model(name, false), &|_, session| with_heads(session));
         tests.push((format!("heads::batches_of_{name}"), Box::new(run)));
     }
     tests.push(("heads::dropped".into(), Box::new(dropped_decodes)));
@@ -124,16 +124,10 @@ fn recurrent() {
     }
 }
 
-/// Whether the driver computes no network, so that no head is right but by chance.
-fn is_stand_in() -> bool {
-    std::env::var_os("STAND_IN_KERNELS").is_some()
-}
-
 /// Batches of sessions with heads and without.
-fn batches(name: &str) {
-    let model = model(name, false);
+pub fn batches(model: &Arc<Model>, prepare: &dyn Fn(usize, &mut Session)) {
     let create = |i: usize| {
-        let mut s = session(&model);
+        let mut s = session(model);
         let sampling = [Sampling::GREEDY, SAMPLED][i % 2];
         s.set_sampling(sampling, None).unwrap();
         s.prefill(&[1, 20, 30 + i as u32]).unwrap();
@@ -142,7 +136,7 @@ fn batches(name: &str) {
     let mut plain: Vec<Session> = (0..4).map(create).collect();
     let mut drafting: Vec<Session> = (0..4).map(create).collect();
     for i in [0, 1, 3] {
-        with_heads(&mut drafting[i]);
+        prepare(i, &mut drafting[i]);
     }
     for round in 0..40 {
         for (i, s) in plain.iter_mut().enumerate() {
@@ -179,20 +173,23 @@ fn dropped_decodes() {
 
 /// A head that has not seen the beginning, because it came later or because the prompt was longer than what is kept.
 fn late() {
-    let model = model("glm4_moe", false);
+    late_with(&model("glm4_moe", false), 4500, &with_heads);
+}
+
+pub fn late_with(model: &Arc<Model>, prompt_len: u32, prepare: &dyn Fn(&mut Session)) {
     let options = SessionOptions {
         context: 6000,
         ..Default::default()
     };
-    let prompt: Vec<u32> = (0..4500).map(|i| i * 7 % 96).collect();
+    let prompt: Vec<u32> = (0..prompt_len).map(|i| i * 7 % 96).collect();
     let mut all: Vec<Session> = (0..3)
         .map(|_| Session::create(model.clone(), &options).unwrap())
         .collect();
-    with_heads(&mut all[1]);
+    prepare(&mut all[1]);
     for session in &mut all {
         session.prefill(&prompt).unwrap();
     }
-    with_heads(&mut all[2]);
+    prepare(&mut all[2]);
     let expected = decoded(&mut all[0], 60);
     for session in &mut all[1..] {
         assert!(decoded(session, 60) == expected);
@@ -209,21 +206,24 @@ fn evicted() {
         ("deepseek_v3", true),
         ("qwen3_5", false),
     ] {
-        let model = model(name, own);
-        let (mut plain, mut drafting) = (session(&model), session(&model));
-        with_heads(&mut drafting);
-        for session in [&mut plain, &mut drafting] {
-            session.prefill(&[1, 20, 30, 40]).unwrap();
-        }
-        for round in 0..6 {
-            assert!(
-                decoded(&mut drafting, 11) == decoded(&mut plain, 11),
-                "{name}, {round}"
-            );
-            model.evict().unwrap();
-            if round % 2 == 1 {
-                drafting.evict().unwrap();
-            }
+        evicted_with(&model(name, own), &with_heads);
+    }
+}
+
+pub fn evicted_with(model: &Arc<Model>, prepare: &dyn Fn(&mut Session)) {
+    let (mut plain, mut drafting) = (session(model), session(model));
+    prepare(&mut drafting);
+    for session in [&mut plain, &mut drafting] {
+        session.prefill(&[1, 20, 30, 40]).unwrap();
+    }
+    for round in 0..6 {
+        assert!(
+            decoded(&mut drafting, 11) == decoded(&mut plain, 11),
+            "{round}"
+        );
+        model.evict().unwrap();
+        if round % 2 == 1 {
+            drafting.evict().unwrap();
         }
     }
 }
@@ -231,37 +231,41 @@ fn evicted() {
 /// A session that is evicted takes its head along, which goes on where it was.
 fn evicted_sessions() {
     for name in ["glm4_moe", "qwen3_5"] {
-        let model = model(name, false);
-        // What the first use of anything takes.
-        let mut plain = session(&model);
-        plain.prefill(&[1, 20, 30, 40]).unwrap();
-        let before = model.weights().taken().sessions;
-        let mut drafting = session(&model);
-        with_heads(&mut drafting);
-        drafting.prefill(&[1, 20, 30, 40]).unwrap();
-        for round in 0..6 {
-            let count = 7 + 5 * round;
-            assert!(
-                decoded(&mut drafting, count) == decoded(&mut plain, count),
-                "{name}, {round}"
-            );
-            let accepted = drafting.speculation().unwrap().stats.accepted;
-            assert!(accepted > 0 || is_stand_in(), "{name}, {round}");
-            assert!(model.weights().taken().sessions > before, "{name}");
-            drafting.evict().unwrap();
-            assert_eq!(model.weights().taken().sessions, before, "{name}, {round}");
-            if round % 3 == 2 {
-                // What is not wanted any more does not come back.
-                let position = plain.position() - 3;
-                for session in [&mut plain, &mut drafting] {
-                    session.rewind(position).unwrap();
-                }
+        evicted_sessions_with(&model(name, false), &with_heads);
+    }
+}
+
+pub fn evicted_sessions_with(model: &Arc<Model>, prepare: &dyn Fn(&mut Session)) {
+    let name = &model.details().architecture;
+    // What the first use of anything takes.
+    let mut plain = session(model);
+    plain.prefill(&[1, 20, 30, 40]).unwrap();
+    let before = model.weights().taken().sessions;
+    let mut drafting = session(model);
+    prepare(&mut drafting);
+    drafting.prefill(&[1, 20, 30, 40]).unwrap();
+    for round in 0..6 {
+        let count = 7 + 5 * round;
+        assert!(
+            decoded(&mut drafting, count) == decoded(&mut plain, count),
+            "{name}, {round}"
+        );
+        let accepted = drafting.speculation().unwrap().stats.accepted;
+        assert!(accepted > 0 || is_stand_in(), "{name}, {round}");
+        assert!(model.weights().taken().sessions > before, "{name}");
+        drafting.evict().unwrap();
+        assert_eq!(model.weights().taken().sessions, before, "{name}, {round}");
+        if round % 3 == 2 {
+            // What is not wanted any more does not come back.
+            let position = plain.position() - 3;
+            for session in [&mut plain, &mut drafting] {
+                session.rewind(position).unwrap();
             }
         }
-        // Nothing is lost of what it has read.
-        let stats = drafting.speculation().unwrap().stats;
-        println!("{name}: {stats:?}");
     }
+    // Nothing is lost of what it has read.
+    let stats = drafting.speculation().unwrap().stats;
+    println!("{name}: {stats:?}");
 }
 
 /// A limit of memory counts the head, too.
@@ -290,29 +294,32 @@ fn placed() {
 /// Started decodes ask the head, in the background.
 fn started() {
     for name in ["glm4_moe", "qwen3_5"] {
-        let model = model(name, false);
-        let (mut plain, mut drafting) = (session(&model), session(&model));
-        with_heads(&mut drafting);
-        for session in [&mut plain, &mut drafting] {
-            session.prefill(&[1, 20, 30, 40]).unwrap();
-        }
-        for round in 0..20 {
-            let all = [&mut plain, &mut drafting].map(|session| {
-                let mut tokens = Vec::new();
-                session.decode_start(6).unwrap();
-                while tokens.len() < 6 {
-                    match session.decode_poll().unwrap() {
-                        Some(token) => tokens.push(token),
-                        None => std::thread::yield_now(),
-                    }
-                }
-                tokens
-            });
-            assert_eq!(all[0], all[1], "{name}, {round}");
-        }
-        let stats = drafting.speculation().unwrap().stats;
-        assert!(stats.steps > 10, "{name}: {stats:?}");
+        started_with(&model(name, false), &with_heads);
     }
+}
+
+pub fn started_with(model: &Arc<Model>, prepare: &dyn Fn(&mut Session)) {
+    let (mut plain, mut drafting) = (session(model), session(model));
+    prepare(&mut drafting);
+    for session in [&mut plain, &mut drafting] {
+        session.prefill(&[1, 20, 30, 40]).unwrap();
+    }
+    for round in 0..20 {
+        let all = [&mut plain, &mut drafting].map(|session| {
+            let mut tokens = Vec::new();
+            session.decode_start(6).unwrap();
+            while tokens.len() < 6 {
+                match session.decode_poll().unwrap() {
+                    Some(token) => tokens.push(token),
+                    None => std::thread::yield_now(),
+                }
+            }
+            tokens
+        });
+        assert_eq!(all[0], all[1], "{round}");
+    }
+    let stats = drafting.speculation().unwrap().stats;
+    assert!(stats.steps > 10, "{stats:?}");
 }
 
 /// A head takes what the estimate says, and nothing twice that it shares with its model.

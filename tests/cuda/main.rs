@@ -11,6 +11,7 @@ mod experts;
 mod families;
 mod faults;
 mod files;
+mod fused;
 mod gpu;
 mod group;
 mod heads;
@@ -68,6 +69,7 @@ fn main() {
     families::tests(&mut tests);
     drafts::tests(&mut tests);
     heads::tests(&mut tests);
+    fused::tests(&mut tests);
     embed::tests(&mut tests);
     adapters::tests(&mut tests);
     faults::tests(&mut tests);

@@ -19,8 +19,8 @@ use crate::backend::row::Front;
 use crate::error::{Result, Status, fail};
 use crate::format::{Tensor, TensorId};
 use crate::model::{
-    Activation, Block, Entry, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
-    RopePairing, Temperature, adaptable_linears,
+    Activation, Block, Entry, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind,
+    Rope, RopePairing, Temperature, adaptable_linears,
 };
 use std::sync::Arc;
 

@@ -23,8 +23,8 @@ use crate::backend::group;
 use crate::backend::row::{Front, Parts, RowWork, submit_parts};
 use crate::backend::{
     Embedder, EmbedderOptions, HiddenStates, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH,
-    NO_PLACES, NO_PREDICTORS, Progress, Ranks, Row, RowError, RowResult, Runner, RunnerOptions, Taken, Want,
-    Weights, When,
+    NO_PLACES, NO_PREDICTORS, Progress, Ranks, Row, RowError, RowResult, Runner, RunnerOptions,
+    Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
