@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) gather_states(const __grid_con
 
 // Grid (rows), 256 threads: what the layer reads, and what it adds to.
 extern "C" __global__ void __launch_bounds__(256) join_head(const __grid_constant__ JoinArgs a) {
-    __shared__ float scratch[32];
+    STATIC_SHARED(Scratch, scratch);
     release_dependents();
     wait_for_producers();
     float* x = a.x + (uint64_t)blockIdx.x * a.x_stride;

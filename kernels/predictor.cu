@@ -4,7 +4,7 @@
 
 // Grid (rows), 256 threads: the norm of each row comes to its session's ring, if that is of such states.
 extern "C" __global__ void __launch_bounds__(256) keep_states(const __grid_constant__ KeepArgs a) {
-    __shared__ float scratch[32];
+    STATIC_SHARED(Scratch, scratch);
     release_dependents();
     wait_for_producers();
     const uint32_t i = blockIdx.x;
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) keep_states(const __grid_const
 
 // Grid (2, rows), 256 threads: a block takes the embedding or the state.
 extern "C" __global__ void __launch_bounds__(256) enter_head(const __grid_constant__ EnterArgs a) {
-    __shared__ float scratch[32];
+    STATIC_SHARED(Scratch, scratch);
     release_dependents();
     wait_for_producers();
     const uint32_t half = blockIdx.x, i = blockIdx.y;
