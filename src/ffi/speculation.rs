@@ -41,8 +41,10 @@ pub struct ember_speculation_options {
     /// Must be 0.
     pub reserved: u32,
     /// For `EMBER_DRAFTS_MODEL`: the model; NULL otherwise. The session keeps it alive and has a session of it beside
-    /// its own, with a context of the same length. An EAGLE-3 head (a folder that `ember_model_load` has loaded onto the CPU) has no
-    /// sessions: it reads the hidden states of the session's model, which must be on the CPU as a whole, and runs on its threads.
+    /// its own, with a context of the same length. An EAGLE-3 head (a folder that `ember_model_load` has loaded) has no sessions: it
+    /// reads the hidden states of the session's model, and both must be on the same device, the model as a whole. On a CPU it runs on
+    /// the threads of the model. On a GPU its weights are beside the model's from the first session that is given the head until one of the two models
+    /// is freed; they count to the `memory_limit` of the session's model, and are evicted and resumed with that.
     pub draft_model: *const ember_model,
 }
 
@@ -96,12 +98,13 @@ unsafe impl Sized32 for ember_speculation_details {
 /// Those of a model with recurrent layers take a state of these layers for each draft of a step, and one more. A head takes
 /// a KV cache of one layer, and room for the hidden states of as many positions as the context has, up to 4096. What follows a prompt longer
 /// than that, or one that was read before this call, is drafted from the last 4096 positions, or from those that follow. An EAGLE-3 head
-/// takes room for up to 2048 positions, three hidden states each.
+/// takes room for up to 2048 positions, three hidden states each; the first session of a model that is given it on a GPU brings its weights
+/// there.
 ///
 /// Errors: `EMBER_UNSUPPORTED` if the session's model is in parts (on CPUs alone: if it has recurrent layers), and for `EMBER_DRAFTS_HEADS` if
-/// the model has no heads, or they were not loaded, and for an EAGLE-3 head if the session's model is not on the CPU;
+/// the model has no heads, or they were not loaded, and for an EAGLE-3 head if the session's model is not on one device as a whole;
 /// `EMBER_INVALID_ARGUMENT` names the field, the token in which the vocabulary of `draft_model` differs, or what makes it an EAGLE-3 head
-/// for another model; for `EMBER_DRAFTS_MODEL` those of
+/// for another model or on another device; for `EMBER_DRAFTS_MODEL` those of
 /// `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
 /// drafts as before.
 #[unsafe(no_mangle)]
