@@ -358,41 +358,57 @@ fn memory() {
     }
 }
 
-/// The head counts for the limit of the model's memory, its sessions' parts for that of the sessions'.
+/// The head counts for the limit of the model's memory, and what it has of a session for that of the sessions'.
 fn limits() {
     let head = Head::of("glm4_moe", Form::SpecForge);
-    let usual = loaded(&fused::target("glm4_moe"));
-    let options = LoadOptions {
-        memory_limit: taken(&usual)[0] + (1 << 20),
-        ..Default::default()
+    let dir = TempDir::new("gpu-fused-limits");
+    fused::target("glm4_moe").write(&dir);
+    let device = head.model.details().device;
+    let usual = LoadOptions::default();
+    let (e, _) = Model::estimate(dir.path(), device, &usual, &Default::default()).unwrap();
+    // All that the model needs, which two sessions have it take.
+    let limited = load_on(
+        dir.path(),
+        DeviceKind::Cuda,
+        &LoadOptions {
+            memory_limit: e.device.weights_bytes + e.device.model_workspace_bytes,
+            ..Default::default()
+        },
+    );
+    let details = limited.details();
+    assert!(details.parts.len() == 1 && details.host_experts == 0);
+    let model = load_on(dir.path(), DeviceKind::Cuda, &usual);
+    let start = |model: &Arc<Model>| {
+        let mut s = session(model);
+        s.prefill(&[1, 20, 30, 40]).unwrap();
+        s
     };
-    let model = loaded_on(&fused::target("glm4_moe"), DeviceKind::Cuda, &options);
-    if model.details().parts.len() > 1 || model.details().host_experts > 0 {
-        panic!("{:?}", model.details());
+    let (mut a, mut b) = (start(&limited), start(&limited));
+    for token in Session::decode_batch(&mut [&mut a, &mut b]).unwrap() {
+        token.unwrap();
     }
-    let mut s = session(&model);
-    let e = s.set_model_drafts(&head.model, &ALWAYS).unwrap_err();
+    let e = a.set_model_drafts(&head.model, &ALWAYS).unwrap_err();
     assert_eq!(e.status, Status::OutOfMemory, "{e}");
     assert!(e.message.contains("memory_limit"), "{e}");
-    let mut plain = session(&usual);
-    let mut drafting = session(&usual);
+    let (mut plain, mut drafting) = (start(&model), start(&model));
     head.drafts(&mut drafting);
-    for session in [&mut s, &mut plain, &mut drafting] {
-        session.prefill(&[1, 20, 30, 40]).unwrap();
-    }
     let expected = decoded(&mut plain, 20);
-    assert!(decoded(&mut s, 20) == expected && decoded(&mut drafting, 20) == expected);
-    let sessions = taken(&usual)[1];
+    assert!(decoded(&mut a, 19) == expected[1..]);
+    assert!(decoded(&mut drafting, 20) == expected);
+    // Room for one session.
+    let before = taken(&model)[1];
+    decoded(&mut start(&model), 20);
+    let one = start(&model);
     let options = LoadOptions {
-        session_memory_limit: sessions / 3,
+        session_memory_limit: taken(&model)[1] - before + (1 << 20),
         ..Default::default()
     };
-    let model = loaded_on(&fused::target("glm4_moe"), DeviceKind::Cuda, &options);
-    let mut s = session(&model);
+    drop(one);
+    let model = load_on(dir.path(), DeviceKind::Cuda, &options);
+    let mut s = start(&model);
     let e = s.set_model_drafts(&head.model, &ALWAYS).unwrap_err();
     assert_eq!(e.status, Status::OutOfMemory, "{e}");
     assert!(e.message.contains("session_memory_limit"), "{e}");
-    s.prefill(&[1, 20, 30, 40]).unwrap();
     assert!(decoded(&mut s, 20) == expected);
 }
 

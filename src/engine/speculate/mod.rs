@@ -388,6 +388,9 @@ impl Session {
     /// one, or the head is for another model; those of a session of the other model, or of [`HeadDrafts::fused`].
     pub fn set_model_drafts(&mut self, drafts: &Arc<Model>, options: &DraftOptions) -> Result<()> {
         self.begin()?;
+        if drafts.drafter().is_some() {
+            self.model.check_whole()?;
+        }
         self.check_drafts(options)?;
         let source: Box<dyn DraftSource> = match drafts.drafter() {
             Some(_) => Box::new(HeadDrafts::fused(self, drafts)?),
