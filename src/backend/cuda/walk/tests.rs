@@ -259,6 +259,7 @@ fn block() -> LayerPlan {
         output_scale: 1.0,
         mixer_sum_norm: None,
         feed_forward_sum_norm: None,
+        reads_entry: false,
     }
 }
 
@@ -321,6 +322,23 @@ fn a_sequential_block_adds_one_part_after_the_other() {
         "[down 400]",
     ];
     assert_eq!(recorded(&block()), want);
+}
+
+#[test]
+fn the_layer_of_a_head_reads_what_was_joined() {
+    let block = LayerPlan {
+        mixer_norm: None,
+        reads_entry: true,
+        ..block()
+    };
+    let want = [
+        "Wide = qkv * entry",
+        "attend in layer 3",
+        "Residual = Residual + output * attended",
+        "inner = up * norm2(Residual)",
+        "Residual = Residual + down * inner",
+    ];
+    assert_eq!(operations(&block), want);
 }
 
 #[test]
