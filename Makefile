@@ -182,7 +182,7 @@ test-driver: $(KERNELS)
 	if STAND_IN_DEFECT=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) states::forks >/dev/null 2>&1; then \
 	    echo "a planted defect of the driver was not seen"; exit 1; fi; \
 	for filter in states:: files:: drafts:: heads::lives heads::texts heads::recurrent heads::batches heads::late heads::dropped heads::evict heads::placed heads::started heads::memory heads::refused \
-        fused::states fused::lives fused::texts fused::batches fused::dropped fused::late fused::evict fused::started fused::memory fused::limits fused::handles fused::refused limits:: model::rewind model::queued model::out_of_memory model::memory model::batches \
+        fused::states fused::lives fused::texts fused::hamlet fused::host_experts fused::batches fused::dropped fused::late fused::evict fused::started fused::memory fused::limits fused::handles fused::refused limits:: model::rewind model::queued model::out_of_memory model::memory model::batches \
 	        adapters::memory adapters::out_of_memory adapters::batches adapters::others adapters::drafts \
 	        adapters::kept parts::adapters_out_of_memory embed::hamlet_packs embed::input embed::out_of_memory embed::limits \
 	        embed::evict embed::interrupt embed::together host_experts::life host_experts::states host_experts::together \

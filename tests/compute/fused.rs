@@ -17,6 +17,7 @@ use emberlm::engine::embedder::{Embedder, EmbedderOptions};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
 use emberlm::engine::{Model, Session, SessionOptions};
+use emberlm::format::{ModelFile, WeightType};
 use emberlm::model::Network;
 use emberlm::{Error, Status};
 use serde_json::json;
@@ -135,6 +136,26 @@ fn heads_agree_with_the_reference() {
         for form in FORMS {
             fused::agrees((name, form), &OPTIONS, [1e-4, 1e-3], &|n| on_cpu(n, 2));
         }
+    }
+}
+
+/// Heads in the types that models are quantized to.
+#[test]
+fn quantized_heads_agree_with_the_reference() {
+    let file = ModelFile::open(&repository_file("models/hamlet-7m-Q4_K_M.gguf")).unwrap();
+    let target = Network::from_file(&file).unwrap();
+    let weights = on_cpu(&target, 2);
+    for (form, ty) in [
+        (Form::SpecForge, WeightType::Q8_0),
+        (Form::Speculators, WeightType::Q4K),
+        (Form::SpecForge, WeightType::BF16),
+    ] {
+        let head = fused::random_for(form, target.hidden, target.n_vocab);
+        let head = head.open().unwrap().with_weights(ty).unwrap();
+        head.make(2, &mut |_| Ok(())).unwrap();
+        let head = Network::from_file(&head).unwrap();
+        let what = format!("{form:?}, {ty:?}");
+        fused::agrees_by_its_states(&what, (&target, &head), &OPTIONS, 0.05, &weights);
     }
 }
 

@@ -1,11 +1,11 @@
 //! Heads of EAGLE-3 on a GPU: their logits beside a reference in double precision, and sessions with their drafts beside sessions without.
 
-use crate::common::TempDir;
 use crate::common::drafts::{ALWAYS, SAMPLED, decoded, dropped, interrupted_texts};
 use crate::common::folder::Folder;
 use crate::common::fused::{self, Form, TARGETS};
 use crate::common::heads::{self, Kept, drafts_agree};
 use crate::common::states::{random_life_of, session};
+use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use crate::heads::{batches, evicted_sessions_with, evicted_with, late_with, started_with};
 use crate::model::gpu;
@@ -17,6 +17,7 @@ use emberlm::backend::{
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
 use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::format::{ModelFile, WeightType};
 use emberlm::model::Network;
 use std::sync::{Arc, Mutex};
 
@@ -38,9 +39,12 @@ pub fn tests(tests: &mut Tests) {
         let run = move || drafts_are_right(name);
         tests.push((format!("fused::drafts_of_{name}"), Box::new(run)));
     }
+    tests.push(("fused::quantized".into(), Box::new(quantized)));
     tests.push(("fused::states".into(), Box::new(hidden_states)));
     tests.push(("fused::lives".into(), Box::new(lives)));
     tests.push(("fused::texts".into(), Box::new(texts)));
+    tests.push(("fused::hamlet".into(), Box::new(hamlet)));
+    tests.push(("fused::host_experts".into(), Box::new(host_experts)));
     tests.push(("fused::batches".into(), Box::new(all_batches)));
     tests.push(("fused::dropped".into(), Box::new(dropped_decodes)));
     tests.push(("fused::late".into(), Box::new(late)));
@@ -114,6 +118,64 @@ fn drafts_are_right(name: &str) {
             fused::logits(&network, &read, &tokens[1..], further)
         },
     );
+}
+
+/// Heads in the types that models are quantized to, whose products with one row make their own inputs.
+fn quantized() {
+    let path = repository_file("models/hamlet-7m-Q4_K_M.gguf");
+    let file = ModelFile::open(&path).unwrap();
+    let target = Network::from_file(&file).unwrap();
+    let weights: Arc<dyn Weights> = gpu(&target);
+    for (form, ty) in [
+        (Form::SpecForge, WeightType::Q8_0),
+        (Form::Speculators, WeightType::Q4K),
+        (Form::SpecForge, WeightType::BF16),
+    ] {
+        let head = fused::random_for(form, target.hidden, target.n_vocab);
+        let head = head.open().unwrap().with_weights(ty).unwrap();
+        head.make(2, &mut |_| Ok(())).unwrap();
+        let head = Network::from_file(&head).unwrap();
+        let what = format!("{form:?}, {ty:?}");
+        fused::agrees_by_its_states(&what, (&target, &head), &OPTIONS, 0.05, &weights);
+    }
+}
+
+/// A text of a trained model, with a head that is wrong.
+fn hamlet() {
+    let path = repository_file("models/hamlet-7m-Q4_K_M.gguf");
+    let model = load_on(&path, DeviceKind::Cuda, &LoadOptions::default());
+    let details = model.details();
+    for (form, weights) in [
+        (Form::SpecForge, WeightType::Q8_0),
+        (Form::Speculators, WeightType::Keep),
+    ] {
+        let options = LoadOptions {
+            weights,
+            ..Default::default()
+        };
+        let dir = TempDir::new("gpu-fused-hamlet");
+        fused::random_for(form, details.hidden, details.n_vocab).write(&dir);
+        let head = load_on(dir.path(), DeviceKind::Cuda, &options);
+        for sampling in [Sampling::GREEDY, SAMPLED] {
+            let prepare = |s: &mut Session| s.set_model_drafts(&head, &ALWAYS).unwrap();
+            interrupted_texts(&model, sampling, 300, &prepare, false);
+        }
+    }
+}
+
+/// Experts of the model's that the CPU evaluates are between the places that are read.
+fn host_experts() {
+    let options = LoadOptions {
+        host_experts: 1,
+        ..Default::default()
+    };
+    let model = loaded_on(&fused::target("glm4_moe"), DeviceKind::Cuda, &options);
+    assert_eq!(model.details().host_experts, 1);
+    let head = Head::of("glm4_moe", Form::SpecForge);
+    let prepare = |session: &mut Session| head.drafts(session);
+    let accepted = interrupted_texts(&model, Sampling::GREEDY, 200, &prepare, false);
+    println!("experts on the host: {accepted} accepted");
+    assert!(accepted > 0 || is_stand_in());
 }
 
 /// Hidden states between layers have the bits of steps in rows of drafts and of batches.
