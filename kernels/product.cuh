@@ -29,6 +29,9 @@ enum Finish : uint32_t {
 template <uint32_t T> constexpr uint32_t stage_rows() { return record_bytes(T, 32) <= 704 ? 4 : 2; }
 template <uint32_t T> constexpr uint32_t stages() { return stage_rows<T>() == 2 && record_bytes(T, 32) <= 900 ? 3 : 2; }
 
+// Types whose stages come by one bulk copy each, instead of copies of 16 bytes by all lanes: faster for these alone (benches/cuda.md).
+template <uint32_t T> constexpr bool comes_in_bulk() { return T == Q2_K || T == Q3_K || T == IQ4_XS; }
+
 // a / b for numbers far below 2^20, without the long way of a division of integers.
 __device__ __forceinline__ uint32_t small_quotient(uint32_t a, uint32_t b) {
     return (uint32_t)__fdividef((float)a + 0.5f, (float)b);
@@ -321,9 +324,23 @@ template <> struct ProductStatic<true> {
     uint64_t bar;
     uint32_t next;  // of A x that a warp waits for
 };
+// And for each warp a barrier for each of its ring's stages, which bulk copies fill.
+template <bool ADAPTED, uint32_t STAGES> struct RingStatic : ProductStatic<ADAPTED> {
+    uint64_t filled[WARPS][STAGES];
+};
+template <bool ADAPTED> struct RingStatic<ADAPTED, 0> : ProductStatic<ADAPTED> {};
+// Barriers of a warp in a kernel of TYPES.
+template <uint32_t TYPES> constexpr uint32_t ring_barriers() {
+    if constexpr (TYPES == 0) return 0;
+    else {
+        constexpr uint32_t T = __builtin_ctz(TYPES), others = ring_barriers<TYPES & (TYPES - 1)>();
+        return comes_in_bulk<T>() && stages<T>() > others ? stages<T>() : others;
+    }
+}
 
-template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const Part& part, ProductStatic<ADAPTED>& m, uint8_t* shared) {
+template <uint32_t T, bool SPREAD, bool ADAPTED, class Static> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const Part& part, Static& m, uint8_t* shared) {
     constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
+    constexpr bool BULK = comes_in_bulk<T>();
     float* scratch = m.scratch;
     const uint32_t bar = shared_address(&m.bar);
     const Part p = part;
@@ -333,23 +350,41 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
     const Input input{shared + a.ring_bytes, a.groups};
     float* sums = input.after();  // [run][row]
     const uint8_t* ring = shared + warp * (STAGES * STAGE);
-    const uint32_t lane_ring = kept(shared_address(ring) + lane * 16);
+    const uint32_t lane_ring = kept(shared_address(ring) + (BULK ? 0 : lane * 16));
+    // The barrier of the stage at `slot`. The first lane arrives there when it asks for the stage's bytes.
+    auto filled = [&](uint32_t slot) {
+        if constexpr (BULK) return shared_address(m.filled[warp]) + slot / STAGE * 8;
+        return 0u;
+    };
+    if constexpr (BULK) {
+        if (lane == 0) {
+            for (uint32_t i = 0; i < STAGES; i++) barrier_init(filled(i * STAGE), 1);
+            fence_shared();
+        }
+    }
 
-    // What is to be brought in: rows left of the warp's and of the run, the next one's record from this lane's
-    // first 16 bytes on, its size, and where it goes.
+    // What is to be brought in: rows left of the warp's and of the run, the next one's record from the first 16 bytes on that this lane
+    // copies, its size, and where it goes.
     uint32_t coming = share.count, coming_run = share.run, of_run = 0, record = 0, slot = 0;
     const uint8_t* from = NULL;
     auto turn_to = [&](uint32_t at) {
         record = record_of(p, coming_run >> gate);
         of_run = min(coming, share.in_run - at);
-        from = row_of(p, gate, coming_run, share.row0 + share.own + at) + lane * 16;
+        from = row_of(p, gate, coming_run, share.row0 + share.own + at) + (BULK ? 0 : lane * 16);
     };
     auto bring_in = [&] {
         if (coming > 0) {
             const uint32_t n = min(CR, of_run), bytes = n * record, to = lane_ring + slot;
+            if constexpr (BULK) {
+                if (lane == 0) {
+                    barrier_expect(filled(slot), bytes);
+                    bulk_copy(to, from, bytes, filled(slot));
+                }
+            } else {
 #pragma unroll
-            for (uint32_t i = 0; i < (STAGE + 511) / 512; i++)
-                if (i * 512 + lane * 16 < bytes) copy16(to + i * 512, from + i * 512, true);
+                for (uint32_t i = 0; i < (STAGE + 511) / 512; i++)
+                    if (i * 512 + lane * 16 < bytes) copy16(to + i * 512, from + i * 512, true);
+            }
             from += SPREAD ? share.far * record : bytes;
             coming -= n;
             of_run -= n;
@@ -359,7 +394,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
             }
         }
         slot = slot + STAGE == STAGES * STAGE ? 0 : slot + STAGE;
-        copies_commit();
+        if constexpr (!BULK) copies_commit();
     };
     turn_to(share.row);
     auto fill = [&](uint32_t stages) {
@@ -404,11 +439,11 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
 
     release_dependents();
     if constexpr (ADAPTED) {
-        copies_wait<STAGES>();
+        copies_wait<BULK ? 0 : STAGES>();
         adapting().lora_down(first, input);
         adapting().bring_b(p, share, gate);
     }
-    uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0;
+    uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0, parity = 0;
     LaneInput x;
     const uint32_t u = butterfly_row<CR>(lane);
 #pragma unroll 1
@@ -425,8 +460,13 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
 #pragma unroll 1
         for (;;) {
             const uint8_t* r = ring + slot;
-            copies_wait<STAGES - 1>();
-            __syncwarp();
+            if constexpr (BULK) {
+                barrier_wait(filled(slot), parity);
+                if (slot == (STAGES - 1) * STAGE) parity ^= 1;
+            } else {
+                copies_wait<STAGES - 1>();
+                __syncwarp();
+            }
             float acc[CR];
             if (n_groups == 32) {
                 // Whole records: offsets are constants. What lies behind the last row is not used.
@@ -491,7 +531,8 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
 // Grid: the blocks of the parts; 512 threads, as many as a norm of its own has.
 template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted* adapted = NULL) {
     DYNAMIC_SHARED(shared);
-    STATIC_SHARED(ProductStatic<ADAPTED>, m);
+    using Static = RingStatic<ADAPTED, ring_barriers<TYPES>()>;
+    STATIC_SHARED(Static, m);
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&m.bar), 1);
         fence_shared();

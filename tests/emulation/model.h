@@ -6,7 +6,7 @@
 #include <random>
 
 // The types that the networks have.
-constexpr uint32_t TYPES = 1u << Q8_0 | 1u << Q4_K | 1u << Q5_K | 1u << Q6_K | 1u << GRID3 | 1u << GRID4;
+constexpr uint32_t TYPES = 1u << Q8_0 | 1u << Q4_K | 1u << Q5_K | 1u << Q6_K | 1u << GRID3 | 1u << GRID4 | 1u << Q2_K | 1u << Q3_K | 1u << IQ4_XS;
 constexpr uint32_t MAX_CHUNKS = 4, STEPS = 3;
 
 struct Rows { uint32_t type, n; };
@@ -24,6 +24,7 @@ const Network NETWORKS[] = {
     {"rows that do not divide", 288, 4, 2, 64, 1120, 2, 333, true, {{Q8_0, 384}, {Q8_0, 128}}, Q8_0, Q8_0, Q8_0, Q8_0, true, false, 63},
     {"no gate, a layer norm", 1280, 4, 1, 64, 2304, 2, 517, false, {{Q5_K, 256}, {Q4_K, 64}, {Q6_K, 64}}, Q5_K, Q5_K, Q4_K, Q8_0, true, true, 130},
     {"codebooks", 512, 4, 2, 64, 768, 2, 300, true, {{GRID4, 384}, {GRID3, 128}}, GRID3, GRID4, GRID3, GRID4, false, false, 40},
+    {"stages by bulk copies", 1280, 4, 2, 64, 2304, 2, 517, true, {{Q2_K, 256}, {IQ4_XS, 128}, {Q3_K, 128}}, Q3_K, Q2_K, IQ4_XS, Q3_K, true, false, 40},
     {"heads of 128", 2048, 16, 4, 128, 7168, 1, 1000, true, {{Q4_K, 2560}, {Q6_K, 512}}, Q4_K, Q4_K, Q4_K, Q6_K, false, false, 300},
 };
 
