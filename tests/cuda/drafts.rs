@@ -24,6 +24,10 @@ pub fn tests(tests: &mut Tests) {
     ));
     tests.push(("drafts::marks".into(), Box::new(marks)));
     tests.push(("drafts::long_texts".into(), Box::new(all_long_texts)));
+    tests.push((
+        "drafts::interrupted_texts".into(),
+        Box::new(all_interrupted_texts),
+    ));
     tests.push(("drafts::trained".into(), Box::new(trained)));
     tests.push(("drafts::options".into(), Box::new(options)));
     tests.push(("drafts::dropped".into(), Box::new(dropped_decodes)));
@@ -190,6 +194,34 @@ fn all_long_texts() {
     let model = hamlet();
     for kv_type in [KvType::F16, KvType::Q8_0] {
         long_texts(&|| session_with(&model, kv_type), long_count(1_000));
+    }
+}
+
+/// Texts with every source, through rewinds, forks, saves and restores.
+fn all_interrupted_texts() {
+    let count = long_count(250);
+    let ngrams = |session: &mut Session| session.set_ngram_drafts(1, &ALWAYS).unwrap();
+    let spoiled = |session: &mut Session| {
+        let source = Spoiled::source(session, 20);
+        session.set_draft_source(source, &ALWAYS).unwrap();
+    };
+    let own = |session: &mut Session| {
+        let model = session.model().clone();
+        session.set_model_drafts(&model, &ALWAYS).unwrap();
+    };
+    let hamlet = hamlet();
+    let names = ["qwen3", "gemma3", "mixtral", "deepseek_v2", "phi3"];
+    let models = names.map(family);
+    for sampling in [Sampling::GREEDY, SAMPLED] {
+        // A sampled text of random weights hardly repeats itself, so n-grams may be wrong throughout.
+        interrupted_text(&hamlet, sampling, count, &ngrams);
+        assert!(interrupted_text(&hamlet, sampling, count, &spoiled) > 0);
+        for model in &models {
+            interrupted_text(model, sampling, count, &ngrams);
+            for source in [&spoiled as &dyn Fn(&mut Session), &own] {
+                assert!(interrupted_text(model, sampling, count, source) > 0);
+            }
+        }
     }
 }
 
