@@ -51,7 +51,7 @@ int main(int argc, char **argv)
         memset(&details, 0, sizeof details);
         details.struct_size = sizeof details;
         if (ember_adapter_info(adapters[i], &details, &err) != EMBER_OK) goto error;
-        printf("adapter %d: %s, rank %u, %llu bytes\n", i, details.name, details.rank, (unsigned long long)details.bytes);
+        printf("adapter %d: %s, rank %u, %llu bytes\n", i, details.name, details.rank, (unsigned long long)details.memory_bytes);
         if (ember_session_create(model, NULL, &sessions[i], &err) != EMBER_OK) goto error;
         /* With the same adapter twice, the second character has half as much of it. */
         use.adapter = adapters[i];

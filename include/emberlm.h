@@ -320,7 +320,7 @@ typedef int32_t ember_log_level;
 #endif // __cplusplus
 
 /**
- * Values of `ember_device.kind`.
+ * Values of `ember_device_details.kind`.
  */
 enum ember_device_kind
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -1163,9 +1163,9 @@ typedef struct ember_error {
  * A device. The caller sets `struct_size`, `ember_device_info` the rest. Text is UTF-8, ended by
  * a NUL, shortened to fit.
  */
-typedef struct ember_device {
+typedef struct ember_device_details {
     /**
-     * `sizeof(ember_device)`, set by the caller.
+     * `sizeof(ember_device_details)`, set by the caller.
      */
     uint32_t struct_size;
     /**
@@ -1204,7 +1204,7 @@ typedef struct ember_device {
      * Why the device is not usable, or what limits it; else empty.
      */
     char reason[256];
-} ember_device;
+} ember_device_details;
 
 /**
  * Which place a rank has in a group. Zero in `timeout_ms`, `address` and `address_len` means the default.
@@ -2671,7 +2671,7 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
  *
  * Errors: `EMBER_NO_DEVICE` if there is no such index.
  */
-ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
+ember_status ember_device_info(uint32_t index, struct ember_device_details *out, struct ember_error *err);
 
 /**
  * Returns 1 if the loaded library has the capability, a value of `enum ember_capability`; 0 if it does not or does

@@ -130,7 +130,7 @@ fn structs_have_the_headers_sizes() {
     }
     same! {
         ember_error { code, index, message }
-        ember_device { struct_size, kind, usable, cores, memory_total, memory_free, name, driver, isa, reason }
+        ember_device_details { struct_size, kind, usable, cores, memory_total, memory_free, name, driver, isa, reason }
         ember_model_options { struct_size, device, threads, weights, progress, user, next, files, flags, cpus, cpu_count, thread_priority, log_level, memory_limit, session_memory_limit, log_callback, log_user, devices, device_count, device_layers, split, cpu_expert_layers, group }
         ember_group_options { struct_size, rank, rank_count, timeout_ms, address, address_len, id, id_len }
         ember_model_details { struct_size, device, vocab_size, context_length, layer_count, hidden, has_tokenizer, metadata_count, parameter_count, file_bytes, resident_bytes, kv_bytes_per_token, architecture, quantization, name, max_batch, device_layer_count, memory_bytes, session_memory_bytes, part_count, cpu_expert_layer_count }

@@ -54,8 +54,8 @@ fn cpu_device() -> u32 {
         assert_eq!(ember_device_count(&mut count, null_mut()), 0);
         (0..count)
             .find(|&index| {
-                let mut device: ember_device = std::mem::zeroed();
-                device.struct_size = size_of::<ember_device>() as u32;
+                let mut device: ember_device_details = std::mem::zeroed();
+                device.struct_size = size_of::<ember_device_details>() as u32;
                 assert_eq!(ember_device_info(index, &mut device, null_mut()), 0);
                 device.kind == ember_device_kind::EMBER_DEVICE_CPU as u32
             })

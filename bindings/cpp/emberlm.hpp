@@ -159,12 +159,12 @@ inline std::string version() { return ember_version(); }
 inline bool supported(ember_capability capability) noexcept { return ember_supported(capability) != 0; }
 
 /// All devices, the best one first.
-inline std::vector<ember_device> devices() {
+inline std::vector<ember_device_details> devices() {
     detail::require_abi();
     ember_error err;
     std::uint32_t count = 0;
     detail::check(ember_device_count(&count, &err), err);
-    std::vector<ember_device> all(count, detail::sized<ember_device>());
+    std::vector<ember_device_details> all(count, detail::sized<ember_device_details>());
     for (std::uint32_t i = 0; i < count; i++) detail::check(ember_device_info(i, &all[i], &err), err);
     return all;
 }

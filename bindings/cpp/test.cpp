@@ -76,7 +76,7 @@ void test_versions(Fixture &f) {
     }
     expect(emberlm::supported(EMBER_CAN_CPU) && emberlm::supported(EMBER_CAN_GGUF), "capabilities");
     bool cpu = false;
-    for (const ember_device &device : emberlm::devices()) cpu |= device.kind == EMBER_DEVICE_CPU && device.usable == 1;
+    for (const ember_device_details &device : emberlm::devices()) cpu |= device.kind == EMBER_DEVICE_CPU && device.usable == 1;
     expect(cpu, "the CPU is among the devices");
 }
 

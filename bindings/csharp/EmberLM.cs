@@ -94,7 +94,7 @@ namespace EmberLM
             var devices = new List<Device>();
             for (uint i = 0; i < count; i++)
             {
-                var d = new ember_device { struct_size = Call.SizeOf<ember_device>() };
+                var d = new ember_device_details { struct_size = Call.SizeOf<ember_device_details>() };
                 Call.Check(Functions.ember_device_info(i, ref d, err), err);
                 devices.Add(new Device
                 {
@@ -774,7 +774,7 @@ namespace EmberLM
                 Call.Check(Functions.ember_model_info(Handle, ref d, err), err);
                 return new ModelInfo
                 {
-                    Device = (int)d.device, Vocab = (int)d.vocab_size, ContextLength = (int)d.context_length, Layers = (int)d.layer_count, Hidden = (int)d.hidden,
+                    Device = (int)d.device, Vocab = (int)d.vocab_size, ContextLength = (int)d.context_length, Layers = (int)d.layer_count, Hidden = (int)d.hidden_size,
                     Metadata = (int)d.metadata_count, HasTokenizer = d.has_tokenizer != 0, Parameters = d.parameter_count, FileBytes = d.file_bytes,
                     ResidentBytes = d.resident_bytes, KvBytesPerToken = d.kv_bytes_per_token, Architecture = Utf8.FromNul(d.architecture),
                     Quantization = Utf8.FromNul(d.quantization), Name = Utf8.FromNul(d.name),

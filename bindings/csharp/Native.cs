@@ -43,7 +43,7 @@ namespace EmberLM.Native
     }
 
     [StructLayout(LayoutKind.Sequential)]
-    internal struct ember_device
+    internal struct ember_device_details
     {
         public uint struct_size;
         public uint kind;
@@ -516,7 +516,7 @@ namespace EmberLM.Native
         internal static extern int ember_device_count(ref uint count, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        internal static extern int ember_device_info(uint index, ref ember_device @out, [In, Out] byte[] err);
+        internal static extern int ember_device_info(uint index, ref ember_device_details @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern uint ember_supported(uint capability);

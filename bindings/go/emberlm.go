@@ -189,7 +189,7 @@ func Devices() ([]Device, error) {
 	}
 	devices := make([]Device, 0, int(count))
 	for i := C.uint32_t(0); i < count; i++ {
-		var d C.ember_device
+		var d C.ember_device_details
 		d.struct_size = C.uint32_t(unsafe.Sizeof(d))
 		if e := check(C.ember_device_info(i, &d, &err), &err); e != nil {
 			return nil, e
@@ -356,7 +356,7 @@ func (m *Model) Info() (ModelInfo, error) {
 	if e := check(C.go_ember_model_info(m.get(), &d, &err), &err); e != nil {
 		return ModelInfo{}, e
 	}
-	return ModelInfo{int(d.device), int(d.vocab_size), int(d.context_length), int(d.layer_count), int(d.hidden), int(d.metadata_count), d.has_tokenizer != 0,
+	return ModelInfo{int(d.device), int(d.vocab_size), int(d.context_length), int(d.layer_count), int(d.hidden_size), int(d.metadata_count), d.has_tokenizer != 0,
 		uint64(d.parameter_count), uint64(d.file_bytes), uint64(d.resident_bytes), uint64(d.kv_bytes_per_token),
 		C.GoString(&d.architecture[0]), C.GoString(&d.quantization[0]), C.GoString(&d.name[0])}, nil
 }

@@ -196,7 +196,7 @@ func (t *Adapter) Info() (AdapterInfo, error) {
 	if e := check(C.go_ember_adapter_info(t.get(), &d, &err), &err); e != nil {
 		return AdapterInfo{}, e
 	}
-	return AdapterInfo{int(d.rank), int(d.tensor_count), uint64(d.parameter_count), uint64(d.file_bytes), uint64(d.bytes),
+	return AdapterInfo{int(d.rank), int(d.tensor_count), uint64(d.parameter_count), uint64(d.file_bytes), uint64(d.memory_bytes),
 		uint64(d.fingerprint), C.GoString(&d.name[0])}, nil
 }
 
@@ -1026,7 +1026,7 @@ func (t *Embedder) Info() (EmbedderInfo, error) {
 	if e := check(C.go_ember_embedder_info(t.get(), &d, &err), &err); e != nil {
 		return EmbedderInfo{}, e
 	}
-	return EmbedderInfo{int(d.pooling), int(d.dimension), d.normalized != 0, int(d.max_tokens), int(d.batch_tokens), uint64(d.bytes)}, nil
+	return EmbedderInfo{int(d.pooling), int(d.dimension), d.normalized != 0, int(d.max_tokens), int(d.batch_tokens), uint64(d.memory_bytes)}, nil
 }
 
 // Embed gives a vector for each text; without pooling, one for each token of all of them.

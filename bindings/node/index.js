@@ -732,7 +732,7 @@ const supported = (capability) => lib.ember_supported(capability) !== 0;
 function devices() {
   const count = [0];
   call(lib.ember_device_count, count);
-  return Array.from({ length: count[0] }, (_, i) => facts('ember_device', (out) => call(lib.ember_device_info, i, out)));
+  return Array.from({ length: count[0] }, (_, i) => facts('ember_device_details', (out) => call(lib.ember_device_info, i, out)));
 }
 function estimate(name, model, session) {
   const bytes = utf8(name);

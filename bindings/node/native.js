@@ -167,7 +167,7 @@ structs.ember_error = koffi.struct('ember_error', {
   index: 'uint32_t',
   message: koffi.array('char', 1016),
 });
-structs.ember_device = koffi.struct('ember_device', {
+structs.ember_device_details = koffi.struct('ember_device_details', {
   struct_size: 'uint32_t',
   kind: 'uint32_t',
   usable: 'uint32_t',
@@ -522,7 +522,7 @@ function open(path) {
     ember_status_name: library.func('ember_status_name', 'str', ['int32_t']),
     ember_set_log_callback: library.func('ember_set_log_callback', 'int32_t', ['ember_log_fn *', 'void *', 'int32_t', '_Out_ ember_error *']),
     ember_device_count: library.func('ember_device_count', 'int32_t', ['_Out_ uint32_t *', '_Out_ ember_error *']),
-    ember_device_info: library.func('ember_device_info', 'int32_t', ['uint32_t', '_Inout_ ember_device *', '_Out_ ember_error *']),
+    ember_device_info: library.func('ember_device_info', 'int32_t', ['uint32_t', '_Inout_ ember_device_details *', '_Out_ ember_error *']),
     ember_supported: library.func('ember_supported', 'uint32_t', ['uint32_t']),
     ember_group_create: library.func('ember_group_create', 'int32_t', ['ember_group_options *', '_Out_ uintptr_t *', '_Out_ ember_error *']),
     ember_group_id: library.func('ember_group_id', 'int32_t', ['uintptr_t', 'void *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),

@@ -57,9 +57,9 @@ pub struct Generated {
     pub text_bytes: usize,
 }
 
-/// Hears each piece of text with the token that completed it, or with none for what was held back until the
+/// Receives each piece of a session's text with the token that completed it, or with none for what was held back until the
 /// end. `false` ends the generation.
-pub type Piece<'a> = dyn FnMut(&str, Option<u32>) -> bool + 'a;
+pub type Piece<'a> = dyn FnMut(&Session, &str, Option<u32>) -> bool + 'a;
 
 /// Takes a piece of a session's text with its token, or with none for what was held back until the end.
 pub type Take<'a> = dyn FnMut(&Session, &str, Option<u32>) -> Result<()> + 'a;
@@ -111,13 +111,14 @@ impl Session {
             match step {
                 Step::Pending => fail!(Internal, "a generation that was to wait"),
                 Step::Token => {
-                    if !piece(&generation.text, generation.token) && generation.end.is_none() {
+                    if !piece(self, &generation.text, generation.token) && generation.end.is_none()
+                    {
                         generation.end = Some(End::Callback);
                     }
                 }
                 Step::Last => {
                     if !generation.text.is_empty() {
-                        piece(&generation.text, None);
+                        piece(self, &generation.text, None);
                     }
                     return Ok(generation.result());
                 }

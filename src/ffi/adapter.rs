@@ -35,7 +35,7 @@ pub struct ember_adapter_details {
     pub file_bytes: u64,
     /// Bytes of memory that its numbers take, in the type of its file; `ember_model_options.session_memory_limit` counts them,
     /// on a GPU with some padding.
-    pub bytes: u64,
+    pub memory_bytes: u64,
     /// A hash of what it adds to which tensors. It is the same for an adapter that was converted between the two
     /// forms of files without loss.
     pub fingerprint: u64,
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn ember_adapter_info(
         d.tensor_count = data.n_tensors as u64;
         d.parameter_count = data.n_parameters;
         d.file_bytes = data.file_bytes;
-        d.bytes = data.bytes;
+        d.memory_bytes = data.bytes;
         d.fingerprint = data.fingerprint;
         copy_text(&data.name, &mut d.name);
         out.set(&d);

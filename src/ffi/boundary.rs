@@ -221,15 +221,23 @@ pub(super) unsafe trait Sized32: Copy {
 /// No struct of this library will ever be this large, so a larger size is garbage.
 const SIZE_LIMIT: usize = 1 << 16;
 
+/// The alignment that structs of a caller need: that of their first field. A later version may append a field that is aligned to more
+/// bytes, and the structs of programs compiled before it must stay valid. So structs are copied byte by byte.
+const STRUCT_ALIGN: usize = align_of::<u32>();
+
+/// The caller's struct, which need not be aligned for `T`.
+fn sized<T: Sized32>(pointer: *const T) -> Result<NonNull<T>> {
+    non_null(pointer.cast::<u32>(), T::NAME).map(NonNull::cast)
+}
+
 /// Reads the size that the caller wrote into the struct, and checks that it can be one.
 ///
 /// # Safety
-/// `pointer` is valid for reads of a `u32`.
+/// `pointer` is valid for reads of a `u32`, and aligned for it.
 unsafe fn struct_size<T: Sized32>(pointer: NonNull<T>) -> Result<usize> {
-    // SAFETY: by contract, `pointer` is valid for reads of a `u32`; aligned, because `T` starts with a `u32`.
+    // SAFETY: by contract, `pointer` is valid for reads of a `u32` and aligned for it.
     let size = unsafe { pointer.cast::<u32>().read() } as usize;
-    // A size in C is a multiple of the alignment, so no field is ever cut in two.
-    if size < align_of::<T>() || !size.is_multiple_of(align_of::<T>()) || size > SIZE_LIMIT {
+    if size < STRUCT_ALIGN || !size.is_multiple_of(STRUCT_ALIGN) || size > SIZE_LIMIT {
         fail!(
             InvalidArgument,
             "struct_size is {size}; set it to sizeof({})",
@@ -248,7 +256,7 @@ pub(super) unsafe fn read_struct<T: Sized32>(pointer: *const T) -> Result<T> {
     if pointer.is_null() {
         return Ok(T::zeroed());
     }
-    let pointer = non_null(pointer, T::NAME)?;
+    let pointer = sized(pointer)?;
     // SAFETY: by contract, `pointer` is valid for reads of as many bytes as its first field says,
     // the first field among them.
     let size = unsafe { struct_size(pointer) }?;
@@ -283,7 +291,7 @@ impl<T: Sized32> OutStruct<T> {
     /// `pointer` is NULL or valid for reads and writes of as many bytes as its first field says,
     /// for the rest of the exported function.
     pub(super) unsafe fn new(pointer: *mut T) -> Result<OutStruct<T>> {
-        let pointer = non_null(pointer, T::NAME)?;
+        let pointer = sized(pointer)?;
         // SAFETY: by contract, `pointer` is valid for as many bytes as its first field says, the
         // first field among them.
         let size = unsafe { struct_size(pointer) }?;
@@ -342,8 +350,8 @@ impl<T: Sized32> OutStructs<T> {
         let Some(pointer) = NonNull::new(to) else {
             return;
         };
-        // SAFETY: the element lies in the array by `new`'s contract, and is aligned because the size is a multiple of the
-        // alignment; it begins with its size.
+        // SAFETY: the element lies in the array by `new`'s contract, and is aligned for a `u32` because the size is a multiple of
+        // its alignment; it begins with its size.
         unsafe { pointer.cast::<u32>().write(size as u32) };
         OutStruct { pointer, size }.set(value);
     }

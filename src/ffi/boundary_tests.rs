@@ -60,7 +60,7 @@ fn options_of_every_age_are_read() {
 
 #[test]
 fn sizes_that_no_compiler_makes_are_refused() {
-    for size in [0, 4, 7, 9, 12, 23, 25, 1 << 20, u32::MAX] {
+    for size in [0, 3, 7, 9, 23, 25, 1 << 20, u32::MAX] {
         let mut s = now(size);
         // SAFETY: only the first field is read before the size is refused.
         let read = unsafe { read_struct(&s) }.unwrap_err();
@@ -70,6 +70,29 @@ fn sizes_that_no_compiler_makes_are_refused() {
             assert_eq!(e.status, Status::InvalidArgument);
             assert!(e.message.contains("sizeof(now)"), "{}", e.message);
         }
+    }
+}
+
+/// A struct whose first version had no field of 8 bytes: programs compiled then have it at any multiple of 4, and in a size that is
+/// no multiple of 8.
+#[test]
+fn a_struct_may_be_aligned_as_its_first_version_was() {
+    let mut words = [9u32; 8];
+    for at in [0, 1] {
+        words[at..at + 3].copy_from_slice(&[12, 1, 2]);
+        let place = words[at..].as_mut_ptr().cast::<Now>();
+        // SAFETY: each struct has as many bytes as it says.
+        let read = unsafe { read_struct(place) }.unwrap();
+        let b = u64::from_ne_bytes([2u32.to_ne_bytes(), [0; 4]].concat().try_into().unwrap());
+        assert_eq!((read.struct_size, read.a, read.b, read.c), (12, 1, b, 0));
+        // SAFETY: as above.
+        unsafe { OutStruct::new(place) }.unwrap().set(&now(24));
+        assert_eq!((words[at], words[at + 1], words[at + 3]), (12, 1, 9));
+        // SAFETY: two structs of 12 bytes.
+        let all = unsafe { OutStructs::new(place, 2) }.unwrap();
+        all.set(1, &now(24));
+        assert_eq!((words[at + 3], words[at + 4], words[at + 6]), (12, 1, 9));
+        words.fill(9);
     }
 }
 

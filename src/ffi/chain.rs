@@ -99,7 +99,7 @@ pub(super) unsafe fn read_chain<T: Chained>(
 ) -> Result<Option<T>> {
     let mut found = None;
     while !next.is_null() {
-        if !next.cast::<T>().is_aligned() {
+        if !next.cast::<Head>().is_aligned() {
             fail!(InvalidArgument, "next of {owner} is not aligned");
         }
         // SAFETY: every struct of a chain begins with these.

@@ -6,7 +6,7 @@ use crate::backend::DeviceKind;
 use crate::engine::device;
 use std::ffi::c_char;
 
-/// Values of `ember_device.kind`.
+/// Values of `ember_device_details.kind`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_device_kind {
@@ -20,8 +20,8 @@ pub enum ember_device_kind {
 /// a NUL, shortened to fit.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ember_device {
-    /// `sizeof(ember_device)`, set by the caller.
+pub struct ember_device_details {
+    /// `sizeof(ember_device_details)`, set by the caller.
     pub struct_size: u32,
     /// A value of `enum ember_device_kind`.
     pub kind: u32,
@@ -44,8 +44,8 @@ pub struct ember_device {
 }
 
 // SAFETY: `repr(C)`; 4 * 4 + 2 * 8 + 448 bytes without padding; numbers only; the size comes first.
-unsafe impl Sized32 for ember_device {
-    const NAME: &'static str = "ember_device";
+unsafe impl Sized32 for ember_device_details {
+    const NAME: &'static str = "ember_device_details";
 }
 
 /// Writes the number of devices, which is at least 1: the CPU is one of them. The best usable
@@ -74,14 +74,14 @@ pub unsafe extern "C" fn ember_device_count(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_device_info(
     index: u32,
-    out: *mut ember_device,
+    out: *mut ember_device_details,
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
         // SAFETY: `out` is as the header demands.
         let out = unsafe { OutStruct::new(out) }?;
         let info = device::info(index as usize)?;
-        let mut d = ember_device::zeroed();
+        let mut d = ember_device_details::zeroed();
         d.kind = match info.kind {
             DeviceKind::Cpu => ember_device_kind::EMBER_DEVICE_CPU,
             DeviceKind::Cuda => ember_device_kind::EMBER_DEVICE_CUDA,

@@ -130,7 +130,7 @@ pub struct ember_embedder_details {
     /// The most tokens that are evaluated together.
     pub batch_tokens: u32,
     /// Bytes of memory that it has reserved. Their pages become resident when they are used for the first time.
-    pub bytes: u64,
+    pub memory_bytes: u64,
 }
 
 // SAFETY: `repr(C)`; 6 u32 and a u64 have no padding; numbers only; the size comes first.
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn ember_embedder_info(
         d.normalized = u32::from(details.normalized);
         d.max_tokens = details.max_tokens as u32;
         d.batch_tokens = details.batch_tokens as u32;
-        d.bytes = details.bytes;
+        d.memory_bytes = details.bytes;
         out.set(&d);
         Ok(())
     };
@@ -483,26 +483,27 @@ pub unsafe extern "C" fn ember_embedder_interrupt(embedder: *mut ember_embedder)
     unsafe { call_always(null_mut(), work) }
 }
 
-/// Frees an embedder; the handle becomes invalid. NULL is allowed and does nothing.
+/// Frees an embedder: the handle becomes invalid at once, and a call with it that is running on another thread is interrupted. The
+/// memory is freed when that call returns. NULL is allowed and does nothing.
 ///
-/// Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the embedder lives on.
+/// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_embedder_free(embedder: *mut ember_embedder) -> ember_status {
     let work = || {
         if embedder.is_null() {
             return Ok(());
         }
-        let cell = EMBEDDERS.get(embedder.addr())?;
-        let mut guard = match cell.embedder.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                fail!(Busy, "another thread is inside a call with this embedder")
-            }
+        let cell = EMBEDDERS.remove(embedder.addr())?;
+        cell.interrupts.ask();
+        let embedder = match cell.embedder.try_lock() {
+            // A thread that found the cell before finds nothing in it.
+            Ok(mut guard) => guard.take(),
+            // After a caught bug, an embedder can still be freed.
+            Err(TryLockError::Poisoned(e)) => e.into_inner().take(),
+            // It goes with the cell, when the call that is running lets go of that.
+            Err(TryLockError::WouldBlock) => None,
         };
-        // Under the lock, so that of two threads that free at once only one gets here.
-        EMBEDDERS.remove(embedder.addr())?;
-        drop(guard.take());
+        drop(embedder);
         Ok(())
     };
     // SAFETY: no error struct.

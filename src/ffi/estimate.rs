@@ -157,7 +157,7 @@ unsafe fn estimate(
     };
     let path = checked_path(path)?;
     // SAFETY: by contract, both options are as the header demands.
-    let (load, session) = unsafe { (model.for_engine()?, engine_options(&session)?) };
+    let ((load, _), session) = unsafe { (model.for_engine()?, engine_options(&session)?) };
     let device = model.device as usize;
     let (placed, context) = Model::estimate(path, device, &load, &session)?;
     let mut e = ember_estimate::zeroed();

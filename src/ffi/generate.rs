@@ -43,14 +43,22 @@ pub enum ember_generate_end {
     EMBER_END_CONTEXT_FULL = 6,
 }
 
-/// Receives a piece of the text: `len` bytes of UTF-8, whole characters, valid during the call, and the token that was made last.
+/// Receives a piece of the text: `len` bytes of UTF-8, whole characters, and the token that was generated last. Both are valid during
+/// the call; the token has the `struct_size` of the library.
 /// It is called once for each token, in order, also where that token makes no text yet (`len` is 0) because it ends within
-/// a character or a stop string could begin with it; and once more, with `EMBER_NO_TOKEN`, if text was held back until the end.
-/// Returning anything but 0 ends the generation. Called on the thread that called `ember_generate`. It may call every function of
-/// the library, but those that need this session for themselves return `EMBER_BUSY`. It must return normally: no
-/// `longjmp`, no exception.
+/// a character or a stop string could begin with it. It is called once more, with the id `EMBER_NO_TOKEN`, if text was held back until
+/// the end.
+///
+/// Return 0 to continue and 1 to end the generation. Every other value ends it, too, but a later version may give it another meaning.
+/// Called on the thread that called `ember_generate`. It may call every function of the library, but those that need this session for
+/// themselves return `EMBER_BUSY`. It must return normally: no `longjmp`, no exception.
 pub type ember_piece_fn = Option<
-    unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize, token: u32) -> i32,
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        text: *const c_char,
+        len: usize,
+        token: *const ember_token,
+    ) -> i32,
 >;
 
 /// What to generate, and when to end. Zero in every field but `struct_size` means the default.
@@ -139,13 +147,13 @@ pub unsafe extern "C" fn ember_generate(
         // SAFETY: `options` is as the header demands, and so are its arrays.
         let (options, prompt, stops) = unsafe { read_options(options) }?;
         let wanted = options.for_engine(prompt, &stops)?;
-        let mut piece = |text: &str, token: Option<u32>| {
+        let mut piece = |session: &Session, text: &str, id: Option<u32>| {
             let Some(callback) = options.piece else {
                 return true;
             };
-            let token = token.unwrap_or(NO_TOKEN);
-            // SAFETY: the caller's function and its own pointer; the text lives during the call.
-            unsafe { callback(options.user, text.as_ptr().cast(), text.len(), token) == 0 }
+            let token = token_of(session, id);
+            // SAFETY: the caller's function and its own pointer; the text and the token live during the call.
+            unsafe { callback(options.user, text.as_ptr().cast(), text.len(), &token) == 0 }
         };
         let made = with_session(session, |session| session.generate(&wanted, &mut piece))?;
         if let Some(out) = out {
@@ -155,6 +163,14 @@ pub unsafe extern "C" fn ember_generate(
     };
     // SAFETY: `err` is as the header demands.
     unsafe { call(err, work) }
+}
+
+/// The token that a session has just generated, or none with the text that was held back until the end.
+fn token_of(session: &Session, id: Option<u32>) -> ember_token {
+    match id {
+        Some(id) => ember_token::of(session, id),
+        None => ember_token::none(Status::Ok),
+    }
 }
 
 impl ember_generate_details {
@@ -291,10 +307,7 @@ pub unsafe extern "C" fn ember_generate_next(
         check_flags(flags, no_wait)?;
         let mut take = |session: &Session, piece: &str, id: Option<u32>| {
             fill(piece.as_bytes(), text, &len, "text")?;
-            token.set(&match id {
-                Some(id) => ember_token::of(session, id),
-                None => ember_token::none(Status::Ok),
-            });
+            token.set(&token_of(session, id));
             Ok(())
         };
         let wait = flags & no_wait == 0;

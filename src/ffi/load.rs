@@ -93,7 +93,7 @@ pub unsafe extern "C" fn ember_model_load_start(
         }
         let path = checked_path(path)?.to_path_buf();
         // SAFETY: the lists of `options` are as the header demands.
-        let load_options = unsafe { options.for_engine() }?;
+        let (load_options, log_user) = unsafe { options.for_engine() }?;
         let device = options.device as usize;
         let event = self::event(event)?;
         let progress = Arc::new(Progress::default());
@@ -128,6 +128,9 @@ pub unsafe extern "C" fn ember_model_load_start(
             _thread: thread,
         };
         out.set(without_provenance_mut(LOADS.insert(Arc::new(cell))?));
+        if let Some(user) = log_user {
+            user.take_over();
+        }
         Ok(())
     };
     // SAFETY: `err` is as the header demands.

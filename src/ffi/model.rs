@@ -8,7 +8,7 @@ use super::error::{copy_text, ember_error, ember_status};
 use super::forked;
 use super::group::{ember_group, group};
 use super::handle::{Kind, Table};
-use super::log::{ember_log_fn, model_log};
+use super::log::{LogUser, ember_free_fn, ember_log_fn, model_log};
 use crate::backend::{LoadOptions, MAX_BATCH, MAX_SPLIT, Placement, Share};
 use crate::engine::Model;
 use crate::error::{Error, Result, Status, fail};
@@ -105,21 +105,18 @@ pub struct ember_model_options {
     pub threads: u32,
     /// A value of `enum ember_weights`.
     pub weights: u32,
-    /// Called while loading; may be NULL.
-    pub progress: ember_progress_fn,
-    /// Passed to `progress`; may be NULL.
-    pub user: *mut c_void,
-    /// NULL, or options of single devices: an `ember_cuda_model_options`.
-    pub next: *const c_void,
     /// A value of `enum ember_files`.
     pub files: u32,
     /// Values of `enum ember_model_flags`.
     pub flags: u32,
-    /// Numbers of the logical processors that the library's threads may run on, as the system counts them from 0 to 1023; for
-    /// none, the system chooses. Linux and Windows (there the first 64); elsewhere it is ignored, as the priority is.
-    pub cpus: *const u32,
-    /// Number of `cpus`.
-    pub cpu_count: usize,
+    /// A value of `enum ember_split`: how `devices` share the model.
+    pub split: u32,
+    /// For a model on a GPU, the number of layers whose experts stay on the CPU, which evaluates them between the GPU's work on the
+    /// rest of the layers; counted from the first layer with experts, `UINT32_MAX` for all. Where `memory_limit` has no room for
+    /// all other experts, those of more layers stay on the CPU, and layers go to the CPU as a whole only where that is not enough.
+    /// Pieces of prompts of at least 256 tokens are evaluated on the GPU alone, which keeps room for the experts of one layer. If
+    /// `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
+    pub cpu_expert_layers: u32,
     /// Priority of the library's threads beside the thread that loads the model: less than 0 gives way to others, more than 0
     /// goes first where the system allows it. On Linux, steps of nice values; on Windows, from -2 to 2.
     pub thread_priority: i32,
@@ -138,11 +135,15 @@ pub struct ember_model_options {
     /// session counts in whole from its beginning. An adapter counts once, however many sessions and embedders use it, until it is
     /// freed and none uses it any more. With several GPUs in `devices`, the limit is one for each of them.
     pub session_memory_limit: u64,
-    /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
-    /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
-    pub log_callback: ember_log_fn,
-    /// Passed to `log_callback`; may be NULL.
-    pub log_user: *mut c_void,
+    /// Called while loading; may be NULL.
+    pub progress: ember_progress_fn,
+    /// Passed to `progress`; may be NULL.
+    pub user: *mut c_void,
+    /// Numbers of the logical processors that the library's threads may run on, as the system counts them from 0 to 1023; for
+    /// none, the system chooses. Linux and Windows (there the first 64); elsewhere it is ignored, as the priority is.
+    pub cpus: *const u32,
+    /// Number of `cpus`.
+    pub cpu_count: usize,
     /// Indices of the devices that share the model's layers, 1 to 16, or NULL for `device` alone. The first device has the first
     /// layers, the last one the head. The devices work one after another on a token, and at the same time on different sessions and
     /// on different pieces of a long prompt.
@@ -154,17 +155,20 @@ pub struct ember_model_options {
     /// same layers; where `memory_limit` does not allow that, each GPU gets as many as it has room for, from the last one on, and
     /// the CPU the first layers.
     pub device_layers: *const u32,
-    /// A value of `enum ember_split`: how `devices` share the model.
-    pub split: u32,
-    /// For a model on a GPU, the number of layers whose experts stay on the CPU, which evaluates them between the GPU's work on the
-    /// rest of the layers; counted from the first layer with experts, `UINT32_MAX` for all. Where `memory_limit` has no room for
-    /// all other experts, those of more layers stay on the CPU, and layers go to the CPU as a whole only where that is not enough.
-    /// Pieces of prompts of at least 256 tokens are evaluated on the GPU alone, which keeps room for the experts of one layer. If
-    /// `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
-    pub cpu_expert_layers: u32,
     /// NULL, or this rank's place in a group of processes that have the model together (`ember_group`). `device` is the GPU of this
     /// rank, and `devices` is NULL. The load waits until all ranks load the model. It does not take over the handle.
     pub group: *const ember_group,
+    /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
+    /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
+    pub log_callback: ember_log_fn,
+    /// Passed to `log_callback`; may be NULL.
+    pub log_user: *mut c_void,
+    /// NULL, or called once with `log_user` when `log_callback` will not be called any more, so that the caller can free what belongs to it.
+    /// A load that fails does not call it: `ember_model_load` and `ember_model_load_from` take `log_user` over when they return
+    /// `EMBER_OK`, and `ember_model_load_start` when it has started the load, whatever becomes of that.
+    pub log_release: ember_free_fn,
+    /// NULL, or options of single devices: an `ember_cuda_model_options`.
+    pub next: *const c_void,
 }
 
 /// Flags of `ember_model_options`, to be or-ed.
@@ -180,8 +184,8 @@ pub enum ember_model_flags {
     EMBER_MODEL_DRAFT_HEADS = 2,
 }
 
-// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64, five words, two u32 and a pointer have no padding; zero is a value of each
-// (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
+// SAFETY: `repr(C)`; ten numbers of 4 bytes, two u64 and twelve words have no padding, with words of 4 bytes neither; zero is a value of
+// each (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
 }
@@ -189,9 +193,11 @@ unsafe impl Sized32 for ember_model_options {
 impl ember_model_options {
     /// What the engine has to know. `InvalidArgument` for values that mean nothing.
     ///
+    /// With what belongs to the model's log, if it has one of its own.
+    ///
     /// # Safety
-    /// `cpus`, `devices`, `device_layers`, `next` and `log_callback` are as the header demands.
-    pub(super) unsafe fn for_engine(&self) -> Result<LoadOptions> {
+    /// `cpus`, `devices`, `device_layers`, `next`, `log_callback` and `log_release` are as the header demands.
+    pub(super) unsafe fn for_engine(&self) -> Result<(LoadOptions, Option<Arc<LogUser>>)> {
         let weights = match self.weights {
             0 => WeightType::Keep,
             1 => WeightType::Q8_0,
@@ -205,8 +211,11 @@ impl ember_model_options {
             1 => Access::Read,
             n => fail!(InvalidArgument, "files is {n}, which is no ember_files"),
         };
-        // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
-        let log = unsafe { model_log(self.log_callback, self.log_user, self.log_level) }?;
+        // SAFETY: by contract, `log_callback` and `log_release` are as the header demands.
+        let user = unsafe { LogUser::new(self.log_user, self.log_release) };
+        // SAFETY: as above.
+        let log = unsafe { model_log(self.log_callback, user, self.log_level) }?;
+        let (log, user) = log.unzip();
         // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
         let cuda = unsafe { read_chain::<ember_cuda_model_options>(self.next, Self::NAME) }?;
         let never_wait = ember_model_flags::EMBER_MODEL_NEVER_WAIT as u32;
@@ -228,7 +237,7 @@ impl ember_model_options {
             1 => true,
             n => fail!(InvalidArgument, "split is {n}, which is no ember_split"),
         };
-        Ok(LoadOptions {
+        let options = LoadOptions {
             weights,
             access,
             placement,
@@ -245,7 +254,8 @@ impl ember_model_options {
             host_experts: self.cpu_expert_layers as usize,
             draft_heads: self.flags & draft_heads != 0,
             host_part: None,
-        })
+        };
+        Ok((options, user))
     }
 
     /// The devices that share the model.
@@ -306,7 +316,7 @@ pub struct ember_model_details {
     /// Number of layers.
     pub layer_count: u32,
     /// Width of the residual stream.
-    pub hidden: u32,
+    pub hidden_size: u32,
     /// 1 if the text functions work with this model, 0 if its tokenizer is not supported.
     pub has_tokenizer: u32,
     /// Number of metadata keys, for `ember_model_metadata_key`.
@@ -402,7 +412,7 @@ pub(super) unsafe fn load(
     options: &ember_model_options,
 ) -> Result<*mut ember_model> {
     // SAFETY: by contract, `options` is as the header demands.
-    let load_options = unsafe { options.for_engine() }?;
+    let (load_options, log_user) = unsafe { options.for_engine() }?;
     let mut progress = |fraction: f32| {
         let Some(callback) = options.progress else {
             return Ok(());
@@ -418,7 +428,11 @@ pub(super) unsafe fn load(
     let model = Model::load_from(source, device, &load_options, &mut progress)?;
     // Before there is a handle that a child could have.
     forked::remember();
-    insert(Arc::new(model))
+    let handle = insert(Arc::new(model))?;
+    if let Some(user) = log_user {
+        user.take_over();
+    }
+    Ok(handle)
 }
 
 /// Writes facts about a model to `out`, whose `struct_size` the caller has set. Any thread may call
@@ -510,7 +524,7 @@ fn describe(model: &Model) -> ember_model_details {
     d.vocab_size = count(from.n_vocab);
     d.context_length = count(from.context_length);
     d.layer_count = count(from.n_layers);
-    d.hidden = count(from.hidden);
+    d.hidden_size = count(from.hidden);
     d.has_tokenizer = u32::from(model.tokenizer().is_ok());
     d.metadata_count = count(model.metadata().len());
     d.parameter_count = from.n_parameters;

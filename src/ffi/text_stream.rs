@@ -4,7 +4,7 @@ use super::boundary::{
     Out, OutStruct, Sized32, call, call_always, check_flags, fill, read_struct, slice, slice_mut,
     text,
 };
-use super::error::{ember_error, ember_status};
+use super::error::{NO_INDEX, ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
 use crate::engine::Model;
@@ -68,7 +68,7 @@ pub struct ember_text_stream_details {
     pub struct_size: u32,
     /// 1 if a stop string was met, after which tokens are ignored; else 0.
     pub stopped: u32,
-    /// Index of that string in `stops`; 0 if there is none.
+    /// Index of that string in `stops`; `EMBER_NO_INDEX` if none was met.
     pub stop: u32,
     /// 0.
     pub reserved: u32,
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn ember_text_stream_info(
         let stream = cell.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let mut details = ember_text_stream_details::zeroed();
         details.stopped = u32::from(stream.stopped().is_some());
-        details.stop = stream.stopped().unwrap_or(0) as u32;
+        details.stop = stream.stopped().map_or(NO_INDEX, |index| index as u32);
         details.tokens = stream.n_tokens();
         out.set(&details);
         Ok(())

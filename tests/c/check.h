@@ -66,7 +66,7 @@ static inline uint32_t cpu_device(void) {
     ember_error err;
     OK(ember_device_count(&count, &err));
     for (i = 0; i < count; i++) {
-        ember_device device;
+        ember_device_details device;
         device.struct_size = sizeof device;
         OK(ember_device_info(i, &device, &err));
         if (device.kind == EMBER_DEVICE_CPU) return i;

@@ -182,7 +182,7 @@ static void embedders_with_adapters(const char *path, ember_model *model) {
     details.struct_size = without.struct_size = sizeof details;
     OK(ember_embedder_info(adapted, &details, &err));
     OK(ember_embedder_info(again, &without, &err));
-    CHECK(details.bytes > without.bytes);
+    CHECK(details.memory_bytes > without.memory_bytes);
     CHECK(ember_adapter_free(adapter) == EMBER_OK);
     OK(ember_embed(plain, &text, 1, a, width, &written, &err));
     OK(ember_embed(adapted, &text, 1, b, width, &written, &err));
@@ -244,7 +244,7 @@ static void adapters(const char *path, ember_model *model) {
     /* Sessions go on with an adapter whose handle is no more; its memory is counted until none uses it. */
     OK(ember_model_info(model, &before, &err));
     OK(ember_adapter_info(adapter, &details, &err));
-    CHECK(details.bytes > 0 && before.session_memory_bytes > details.bytes);
+    CHECK(details.memory_bytes > 0 && before.session_memory_bytes > details.memory_bytes);
     CHECK(ember_adapter_free(adapter) == EMBER_OK);
     CHECK(ember_adapter_free(adapter) == EMBER_INVALID_HANDLE);
     STATUS(ember_session_set_adapters(session, uses, 1, 0, &err), EMBER_INVALID_HANDLE);
@@ -259,7 +259,7 @@ static void adapters(const char *path, ember_model *model) {
     OK(ember_session_set_adapters(session, NULL, 0, 0, &err));
     OK(ember_session_set_adapters(twin, NULL, 0, 0, &err));
     OK(ember_model_info(model, &after, &err));
-    CHECK(before.session_memory_bytes - after.session_memory_bytes == details.bytes);
+    CHECK(before.session_memory_bytes - after.session_memory_bytes == details.memory_bytes);
 
     free(uses);
     CHECK(ember_session_free(session) == EMBER_OK);

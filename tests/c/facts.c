@@ -27,7 +27,7 @@ static void metadata(const ember_model *model) {
         char number[32];
         sprintf(number, "%u", (unsigned)details.layer_count);
         is_text(model, "llama.block_count", number);
-        sprintf(number, "%u", (unsigned)details.hidden);
+        sprintf(number, "%u", (unsigned)details.hidden_size);
         is_text(model, "llama.embedding_length", number);
     }
     is_text(model, "tokenizer.ggml.model", "gpt2");
@@ -156,7 +156,7 @@ static void supported(const ember_model *model) {
     }
     OK(ember_device_count(&i, &err));
     while (i-- > 0) {
-        ember_device device;
+        ember_device_details device;
         device.struct_size = sizeof device;
         OK(ember_device_info(i, &device, &err));
         has_cuda |= device.kind == EMBER_DEVICE_CUDA;

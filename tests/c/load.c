@@ -18,7 +18,7 @@ static ember_status try_load(const char *path, size_t len) {
 
 static void devices(void) {
     uint32_t count = 0, i, cpus = 0;
-    ember_device d;
+    ember_device_details d;
     OK(ember_device_count(&count, &err));
     CHECK(count >= 1);
     for (i = 0; i < count; i++) {
@@ -182,7 +182,7 @@ static void details(const ember_model *model) {
     memset(&d, 0x55, sizeof d);
     d.struct_size = sizeof d;
     OK(ember_model_info(model, &d, &err));
-    CHECK(d.vocab_size == 1424 && d.context_length == 2048 && d.layer_count == 8 && d.hidden == 256);
+    CHECK(d.vocab_size == 1424 && d.context_length == 2048 && d.layer_count == 8 && d.hidden_size == 256);
     CHECK(strcmp(d.architecture, "llama") == 0);
     CHECK(strcmp(d.name, "hamlet-7m") == 0);
     CHECK(strcmp(d.quantization, "Q4_K") == 0);

@@ -167,7 +167,7 @@ static void struct_sizes(ember_model *model) {
 
     for (i = 0; i < sizeof impossible / sizeof *impossible; i++) {
         ember_session_options o = session_options();
-        ember_device device;
+        ember_device_details device;
         o.struct_size = impossible[i];
         STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
         SAYS("sizeof(ember_session_options)");

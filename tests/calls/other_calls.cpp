@@ -51,9 +51,9 @@ void device_count(World &w) {
 }
 
 void device_info(World &w) {
-    Buffer<ember_device> d(1);
-    memset(d.data(), 0, sizeof(ember_device));
-    d.data()->struct_size = w.size_of<ember_device>();
+    Buffer<ember_device_details> d(1);
+    memset(d.data(), 0, sizeof(ember_device_details));
+    d.data()->struct_size = w.size_of<ember_device_details>();
     uint32_t index = w.random.chance(70) ? 0 : uint32_t(w.random.next());
     w.call("ember_device_info", to_string(index), index ? Statuses{EMBER_OK, EMBER_NO_DEVICE} : Statuses{EMBER_OK},
            [&](ember_error *e) { return ember_device_info(index, d.data(), e); });

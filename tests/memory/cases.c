@@ -20,7 +20,7 @@ static uint32_t tokens[4096], device;
 static size_t count;
 static float numbers[N_VOCAB], log_values[8];
 static char text[1 << 16];
-static ember_device device_is;
+static ember_device_details device_is;
 static ember_model_details model_is;
 static ember_session_details session_is;
 static ember_text_stream_details stream_is;

@@ -77,7 +77,7 @@ def devices() -> list[dict[str, Any]]:
     call(lib.ember_device_count, ctypes.byref(count))
     found = []
     for index in range(count.value):
-        device = sized(_abi.ember_device)
+        device = sized(_abi.ember_device_details)
         call(lib.ember_device_info, index, ctypes.byref(device))
         found.append(_facts(device))
     return found
