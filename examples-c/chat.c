@@ -199,7 +199,7 @@ static ember_status read_conversation(void)
 }
 
 /* Writes text as it comes, and keeps it. */
-static int32_t show(void *user, const char *bytes, size_t len, uint32_t token)
+static int32_t show(void *user, const char *bytes, size_t len, const ember_token *token)
 {
     (void)token;
     append((struct text *)user, bytes, len);

@@ -67,8 +67,8 @@ int main(int argc, char **argv)
     expect("freeing the model before it", EMBER_OK, ember_model_free(model));
     expect("freeing the model again", EMBER_INVALID_HANDLE, ember_model_free(model));
 
-    expect("decode of nothing", EMBER_NO_TOKENS, ember_decode(session, &token, &err));
-    expect("prefill of nothing", EMBER_NO_TOKENS, ember_prefill(session, tokens, 0, &err));
+    expect("decode of nothing", EMBER_NO_INPUT, ember_decode(session, &token, &err));
+    expect("prefill of nothing", EMBER_NO_INPUT, ember_prefill(session, tokens, 0, &err));
     expect("a token that does not exist", EMBER_INVALID_TOKEN,
            ember_prefill(session, &unknown, 1, &err));
     expect("5 tokens in a context of 4", EMBER_CONTEXT_FULL,

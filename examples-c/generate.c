@@ -17,8 +17,8 @@ static void check(ember_status status)
     exit(EXIT_FAILURE);
 }
 
-/* Gets the text while it is made: whole characters, nothing of a stop string. Anything but 0 would end it. */
-static int32_t show(void *user, const char *text, size_t len, uint32_t token)
+/* Gets the text while it is made: whole characters, nothing of a stop string. Returning 1 would end it. */
+static int32_t show(void *user, const char *text, size_t len, const ember_token *token)
 {
     size_t *pieces = (size_t *)user;
     (void)token;

@@ -31,61 +31,70 @@
  *         return status != 0;
  *     }
  *
- * Errors. Functions return EMBER_OK (0) or another value of enum ember_status_code; most take, last,
- *   an ember_error of the caller, or NULL, and write code and message to it, also on success. There
- *   is no partial success: a call that fails leaves everything as it was and writes no output but
- *   the error, except that EMBER_BUFFER_TOO_SMALL also writes the needed count, and that the sessions of a batch
- *   succeed or fail each by itself. EMBER_INVALID_HANDLE,
+ * Errors. Functions return EMBER_OK (0) or another value of enum ember_status_code. Most take, as the last parameter, an ember_error
+ *   of the caller, or NULL. They write code and message to it, also on success. There is no partial success: a call that fails leaves
+ *   everything as it was and writes no output but the error. There are two exceptions: EMBER_BUFFER_TOO_SMALL also writes the needed
+ *   count, and each session of a batch succeeds or fails by itself. EMBER_INVALID_HANDLE,
  *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT, EMBER_OUT_OF_MEMORY, EMBER_INTERNAL and EMBER_FORKED can come from every
- *   function and are not repeated below; nor are, of functions that compute, EMBER_DEVICE_LOST and
- *   EMBER_DEVICE_ERROR where the model is on a GPU, and EMBER_FILE_TRUNCATED and EMBER_FILE_CORRUPT
- *   where it is mapped (enum ember_files) and its file was changed. The library never exits, aborts,
- *   prints or handles signals.
+ *   function and are not repeated below. Functions that compute can also return EMBER_DEVICE_LOST and EMBER_DEVICE_ERROR if the model
+ *   is on a GPU, and EMBER_FILE_TRUNCATED and EMBER_FILE_CORRUPT if it is mapped (enum ember_files) and its file was changed. The
+ *   library never exits, aborts, prints or handles signals.
  *
- * Handles. ember_model, ember_session, ember_text_stream, ember_event and ember_load pointers are numbers that the library looks up, not
- *   addresses: NULL, a freed or a made-up handle is an error and not a crash. In a 64-bit process they have a value that no
- *   address has, so that a garbage collector does not take them for its own. What a function named
- *   ..._load or ..._create gives belongs to the caller until ..._free. A handle is not given out
- *   again after it was freed.
+ * Handles. Pointers to ember_model, ember_session, ember_text_stream, ember_event, ember_load, ember_group, ember_embedder and
+ *   ember_adapter are numbers that the library looks up, not addresses. NULL, a freed handle or a made-up one is an error and not a
+ *   crash. In a 64-bit process, a handle has a value that no address has, so that a garbage collector does not take it for a pointer of
+ *   its own. A handle that a function writes to an output belongs to the caller until it calls the function ..._free of its type. No
+ *   handle is given out again after it was freed.
  *
- * Threads. A function that takes a const handle may run on any number of threads at once. One that
- *   takes a handle that is not const needs the object for itself: a second call with the same object
- *   meanwhile returns EMBER_BUSY at once and does nothing. Free of that are ember_session_interrupt,
- *   ember_session_clear_interrupt, ember_load_cancel and all functions that free: they may be called at any time. A call that is
- *   running keeps what it uses until it returns.
- *   Different sessions run side by side, also those of one model. An object may move between threads.
- *   A thread that is cancelled (pthread_cancel) in a call ends after it; cancellation must be of the
- *   deferred type, which is the default.
+ * Threads. A function that takes a const handle may run on any number of threads at once. One that takes a handle that is not const
+ *   needs the object for itself: a second call with the same object meanwhile returns EMBER_BUSY at once and does nothing. These
+ *   functions are exceptions and may be called at any time: ember_session_interrupt, ember_session_clear_interrupt,
+ *   ember_embedder_interrupt, ember_load_poll, ember_load_cancel, and all that free. A call that is running keeps what it uses until
+ *   it returns. Different sessions run side by side, also those of one model. An object may move between threads. A thread that is
+ *   cancelled (pthread_cancel) in a call ends after it; cancellation must be of the deferred type, which is the default.
  *
- * Memory. When it runs out, the call that needs it returns EMBER_OUT_OF_MEMORY, and everything is as it was before. So
- *   every function that returns a status can return this one, except for those that free, that interrupt or that tell a
- *   session's state: a call that begins while others use up what is set aside for this is refused, too. A decode that
- *   was done already counts as done.
+ * Memory. If memory runs out, the call that needs it returns EMBER_OUT_OF_MEMORY, and everything is as it was before. Every function
+ *   that returns a status can return this one, except those that free, that interrupt or that tell a session's state. While other calls
+ *   use up what is set aside for this case, calls are refused when they begin. A decode that was done already counts as done.
  *
- * Stack. 64 KB are enough for every function. What needs more, such as a grammar's compiler, runs on a stack of its own, on
- *   Linux on x86-64 in the same thread, elsewhere on a thread of the library.
+ * Stack. 64 KB are enough for every function. What needs more, such as a grammar's compiler, runs on a stack of its own: on Linux on
+ *   x86-64 in the same thread, elsewhere on a thread of the library.
  *
- * Processes. A child that was forked from a process that has loaded a model has none of its threads
- *   and no GPU: there, every function that returns a status returns EMBER_FORKED, at once, also
- *   those that free. So it does in a child that was forked while another thread was in a call. A
- *   process that forks before it loads its first model, and during no call, is not affected.
+ * Processes. A child that was forked from a process that has loaded a model has none of its threads and no GPU. In such a child, every
+ *   function that returns a status returns EMBER_FORKED at once, also those that free. The same holds in a child that was forked while
+ *   another thread was in a call. A process that forks before it loads its first model, and during no call, is not affected.
  *
- * Pointers. Every pointer is used during the call only, except for those of callbacks and for bytes that are lent
- *   (EMBER_SOURCE_BORROW). A pointer to an array may be NULL if its length is 0; any other may be NULL only where the text says so.
+ * Pointers. A pointer is used during the call only, except those of callbacks and bytes that are lent (EMBER_SOURCE_BORROW). A pointer
+ *   to an array may be NULL if its length is 0. Any other may be NULL only where the text says so. The library returns no memory that
+ *   the caller has to free.
  *
- * Structs. Set struct_size to sizeof the struct, and the rest of an option struct to zero or to what
- *   you want: zero is the default of every option, so that {0} plus the size is valid, and new
- *   versions add fields at the end only. A program made with an older header gets the default of
- *   options that it does not know; one made with a newer header gets EMBER_INVALID_ARGUMENT if it
- *   sets options that the library does not know, and reads zero where the library knows no details.
+ * Callbacks. A callback gets the pointer `user` that was set with it, and may be NULL where the text does not say otherwise. It must
+ *   return normally: no longjmp, no exception. It may call every function of the library where the text does not say otherwise, but a
+ *   function that needs an object that the running call uses returns EMBER_BUSY. Unless the text says otherwise, a callback that
+ *   returns a number returns 0 to continue and 1 to stop. Other values stop, too, but later versions may give them other meanings.
  *
- * Text. UTF-8 with a length in bytes. Input needs no NUL at its end, and buffers get none. Only the
- *   character arrays in structs and the strings of ember_version and ember_status_name are ended by
- *   a NUL.
+ * Structs. Set struct_size to sizeof the struct, and the rest of an option struct to zero or to what you want. Zero is the default of
+ *   every option, so {0} plus the size is valid. Later versions append fields; nothing else about a struct changes. A program that was
+ *   compiled with an older header gets the default of options that it does not know, and the library writes no field beyond
+ *   struct_size. A program that was compiled with a newer header gets EMBER_INVALID_ARGUMENT if it sets an option, a flag or a value
+ *   that the library does not know, and reads zero in fields that the library does not know. Fields named `reserved` must be 0 in
+ *   structs that the library reads, and are 0 in those that it writes. A struct without struct_size never changes.
  *
- * Versions. Functions, fields and numbers of a status or option keep their meaning as long as
- *   EMBER_ABI_VERSION stays the same; new ones may come. The shared library's name carries this
- *   number. ember_abi_version() tells the number of the library that is really loaded.
+ * Numbers. Values of enums are passed and stored as int32_t or uint32_t. Later versions may add values, also to those that the library
+ *   writes or passes to callbacks: statuses, kinds, flags, levels and reasons. Treat an unknown status as an error: a new status that
+ *   is no error, as EMBER_PENDING is none, is only returned to a caller that uses a new function, option or flag. Ignore unknown flags.
+ *   Flags use bits 0 to 30.
+ *
+ * Text. UTF-8 with a length in bytes. Input needs no NUL at its end, and buffers get none. Only character arrays in structs, and the
+ *   strings of ember_version and ember_status_name, are terminated by a NUL.
+ *
+ * Calls. Functions and callbacks have the calling convention that is the default of C on the platform (on 32-bit Windows: cdecl).
+ *
+ * Versions. While EMBER_ABI_VERSION stays the same, a compiled program works with every later version of the library: nothing is
+ *   removed, and nothing changes its meaning. The number is part of the shared library's name. ember_abi_version() returns that of the
+ *   library that is loaded. Functions, fields and values that came after the first version of this ABI name the version that
+ *   they came with, as in "Since 1.3.0": compare it with EMBER_VERSION_NUMBER when you compile, and with ember_version_number() at run
+ *   time. docs/abi.md has the rules in full.
  */
 
 
@@ -99,6 +108,9 @@
 
 /** The ABI that this header describes; compare it with ember_abi_version(). */
 #define EMBER_ABI_VERSION 0
+
+/** The version of this header: 1000000 * major + 1000 * minor + patch. Compare it with ember_version_number(). */
+#define EMBER_VERSION_NUMBER 1000
 
 /** In ember_error.index: no element of a list is at fault. */
 #define EMBER_NO_INDEX UINT32_MAX
@@ -213,7 +225,7 @@ enum ember_status_code
     /**
      * The call needs at least one token, or a session that has seen one.
      */
-    EMBER_NO_TOKENS = 24,
+    EMBER_NO_INPUT = 24,
     /**
      * The buffer is too small; the needed size was written to the count.
      */
@@ -287,7 +299,7 @@ typedef int32_t ember_status_code;
 #endif // __cplusplus
 
 /**
- * Levels of log messages.
+ * Levels of log messages. Later versions may have more.
  */
 enum ember_log_level
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -320,7 +332,7 @@ typedef int32_t ember_log_level;
 #endif // __cplusplus
 
 /**
- * Values of `ember_device_details.kind`.
+ * Values of `ember_device_details.kind`. Later versions may have more: a device that is `usable` can be used whatever its kind is.
  */
 enum ember_device_kind
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -626,8 +638,8 @@ typedef uint32_t ember_weights;
 #endif // __cplusplus
 
 /**
- * Values of `ember_model_options.files`: how the CPU accesses the weights. For a GPU, they are always read, once,
- * to its own memory, and needs the files no longer when the model is loaded.
+ * Values of `ember_model_options.files`: how the CPU accesses the weights. For a GPU, the files are always read once into its own memory
+ * and are not needed after the load.
  */
 enum ember_files
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -635,13 +647,12 @@ enum ember_files
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The files are mapped. Loading is fast, processes share the memory, and the system can drop pages and read them
-     * again, so a model may be larger than the free memory. The risk: the files must not be overwritten or shortened
-     * while the model is in use, because the system ends a process (`SIGBUS`) that reads a mapping beyond the end of
-     * its file. Calls that find a changed file when they begin return `EMBER_FILE_TRUNCATED` or
-     * `EMBER_FILE_CORRUPT`, but a file that shrinks during a call ends the process. It is safe to replace a file by
-     * writing the new one under another name and renaming it, as package managers and most downloads do, and to
-     * delete it. A removed medium or a network drive that fails has the same effect as a file that shrinks.
+     * The files are mapped. Loading is fast, processes share the memory, and the system can drop pages and read them again, so a model
+     * may be larger than the free memory. The files must not be overwritten or shortened while the model is in use, because the system
+     * ends a process (`SIGBUS`) that reads a mapping beyond the end of its file. Calls that find a changed file when they begin return
+     * `EMBER_FILE_TRUNCATED` or `EMBER_FILE_CORRUPT`, but a file that shrinks during a call ends the process. It is safe to replace a
+     * file by writing the new one under another name and renaming it, as package managers and most downloads do, and to delete it. A
+     * removed medium or a network drive that fails has the same effect as a file that shrinks.
      */
     EMBER_FILES_MAPPED = 0,
     /**
@@ -931,7 +942,8 @@ typedef uint32_t ember_next_flags;
 #endif // __cplusplus
 
 /**
- * Kinds of structs that `next` of an option struct may point to. Later versions may have more.
+ * Kinds of structs that `next` of an option struct may point to. Later versions may have more. A kind that the library does not know is
+ * `EMBER_INVALID_ARGUMENT`.
  */
 enum ember_chain_kind
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -997,14 +1009,14 @@ enum ember_model_flags
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * What a call waits for is computed on the thread of the caller alone, so that a thread of the library which the system
-     * runs late holds nothing up. Started decodes, prompts and batches use all threads. Only for CPUs.
+     * Calls that return a result compute on the caller's thread alone, so that they never wait for a thread of the library that the
+     * system schedules late. Started decodes, prompts and batches use all threads. Only for CPUs.
      */
     EMBER_MODEL_NEVER_WAIT = 1,
     /**
-     * The model's head for multi-token prediction (MTP) is loaded as well, for `EMBER_DRAFTS_HEADS`. Without this flag, heads are left
-     * out. A model without heads loads as ever. Of several heads, the first one is loaded. The estimate of a model counts it, and
-     * what a session has for its drafts.
+     * Load the model's head for multi-token prediction (MTP) as well, for `EMBER_DRAFTS_HEADS`. Without this flag, heads are not loaded.
+     * The flag has no effect on a model without heads. Of several heads, the first one is loaded. `ember_model_estimate` includes the
+     * head and what a session has for its drafts.
      */
     EMBER_MODEL_DRAFT_HEADS = 2,
 };
@@ -1079,8 +1091,9 @@ typedef struct ember_embedder ember_embedder;
 typedef struct ember_event ember_event;
 
 /**
- * A rank's place in a group: several processes, each with one GPU, that have one model together. Each has a share of every layer, as with
- * `EMBER_SPLIT_TENSORS`, and loads it with `ember_model_options.group`. Functions that take one may be called by any thread at any time.
+ * Membership of this process in a group: several processes, called ranks, each with one GPU, that share one model. Each rank has a share
+ * of every layer, as with `EMBER_SPLIT_TENSORS`, and loads it with `ember_model_options.group`. Functions that take a group may be
+ * called by any thread at any time.
  *
  * All ranks call the same functions with the same arguments in the same order: load the same file, create sessions, and prefill, decode
  * or generate in them, one call at a time. Each rank gets all results, the same ones, bit for bit those of `EMBER_SPLIT_TENSORS` in one
@@ -1207,7 +1220,7 @@ typedef struct ember_device_details {
 } ember_device_details;
 
 /**
- * Which place a rank has in a group. Zero in `timeout_ms`, `address` and `address_len` means the default.
+ * How to join a group. Zero in `timeout_ms`, `address` and `address_len` means the default.
  */
 typedef struct ember_group_options {
     /**
@@ -1248,12 +1261,17 @@ typedef struct ember_group_options {
 } ember_group_options;
 
 /**
- * Receives the progress of a load: `fraction` goes from 0 to 1 and never decreases. Return 0 to continue; any other
- * value stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or
- * `ember_model_load_from`, without holding a lock, so the callback may call any function of the library. It must
- * return normally: no `longjmp`, no exception.
+ * Receives the progress of a load: `fraction` goes from 0 to 1 and never decreases. Return 0 to continue and 1 to stop the load with
+ * `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or `ember_model_load_from`, without holding a lock, so the
+ * callback may call any function of the library. It must return normally: no `longjmp`, no exception.
  */
 typedef int32_t (*ember_progress_fn)(void *user, float fraction);
+
+/**
+ * Called once when the library no longer uses `user`, on any thread, possibly one of the library. It may call every function of the
+ * library. It must return normally: no `longjmp`, no exception.
+ */
+typedef void (*ember_free_fn)(void *user);
 
 /**
  * How to load a model. Zero in every field but `struct_size` means the default.
@@ -1264,7 +1282,7 @@ typedef struct ember_model_options {
      */
     uint32_t struct_size;
     /**
-     * Index of the device, as `ember_device_info` counts them; 0 is the best one. Not used where `devices` has any.
+     * Index of the device, as for `ember_device_info`; 0 is the best one. Ignored if `device_count` is not 0.
      */
     uint32_t device;
     /**
@@ -1278,18 +1296,6 @@ typedef struct ember_model_options {
      */
     uint32_t weights;
     /**
-     * Called while loading; may be NULL.
-     */
-    ember_progress_fn progress;
-    /**
-     * Passed to `progress`; may be NULL.
-     */
-    void *user;
-    /**
-     * NULL, or options of single devices: an `ember_cuda_model_options`.
-     */
-    const void *next;
-    /**
      * A value of `enum ember_files`.
      */
     uint32_t files;
@@ -1298,21 +1304,24 @@ typedef struct ember_model_options {
      */
     uint32_t flags;
     /**
-     * Numbers of the logical processors that the library's threads may run on, as the system counts them from 0 to 1023; for
-     * none, the system chooses. Linux and Windows (there the first 64); elsewhere it is ignored, as the priority is.
+     * A value of `enum ember_split`: how `devices` share the model.
      */
-    const uint32_t *cpus;
+    uint32_t split;
     /**
-     * Number of `cpus`.
+     * For a model on a GPU, the number of layers whose experts stay on the CPU, which evaluates them between the GPU's work on the
+     * rest of the layers; counted from the first layer with experts, `UINT32_MAX` for all. Where `memory_limit` has no room for
+     * all other experts, those of more layers stay on the CPU, and layers go to the CPU as a whole only where that is not enough.
+     * Pieces of prompts of at least 256 tokens are evaluated on the GPU alone, which keeps room for the experts of one layer. If
+     * `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
      */
-    size_t cpu_count;
+    uint32_t cpu_expert_layers;
     /**
-     * Priority of the library's threads beside the thread that loads the model: less than 0 gives way to others, more than 0
-     * goes first where the system allows it. On Linux, steps of nice values; on Windows, from -2 to 2.
+     * Priority of the library's threads relative to the thread that loads the model: less than 0 gives way to others, more than 0 goes
+     * first if the system allows it. On Linux, it is subtracted from the nice value; on Windows, it is from -2 to 2. Ignored elsewhere.
      */
     int32_t thread_priority;
     /**
-     * With `log_callback`, the level up to which it is called, a value of `enum ember_log_level`; without, 0.
+     * The level up to which `log_callback` is called, a value of `enum ember_log_level`; 0 if there is no `log_callback`.
      */
     int32_t log_level;
     /**
@@ -1333,14 +1342,22 @@ typedef struct ember_model_options {
      */
     uint64_t session_memory_limit;
     /**
-     * NULL, or what receives the log messages about this model and its sessions, in place of the function that
-     * `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
+     * Called while loading; may be NULL.
      */
-    ember_log_fn log_callback;
+    ember_progress_fn progress;
     /**
-     * Passed to `log_callback`; may be NULL.
+     * Passed to `progress`; may be NULL.
      */
-    void *log_user;
+    void *user;
+    /**
+     * Numbers of the logical processors that the library's threads may run on, as the system counts them, from 0 to 1023. NULL with a
+     * `cpu_count` of 0 lets the system choose. Used on Linux and on Windows (there, the first 64); ignored elsewhere.
+     */
+    const uint32_t *cpus;
+    /**
+     * Number of elements of `cpus`.
+     */
+    size_t cpu_count;
     /**
      * Indices of the devices that share the model's layers, 1 to 16, or NULL for `device` alone. The first device has the first
      * layers, the last one the head. The devices work one after another on a token, and at the same time on different sessions and
@@ -1359,22 +1376,29 @@ typedef struct ember_model_options {
      */
     const uint32_t *device_layers;
     /**
-     * A value of `enum ember_split`: how `devices` share the model.
-     */
-    uint32_t split;
-    /**
-     * For a model on a GPU, the number of layers whose experts stay on the CPU, which evaluates them between the GPU's work on the
-     * rest of the layers; counted from the first layer with experts, `UINT32_MAX` for all. Where `memory_limit` has no room for
-     * all other experts, those of more layers stay on the CPU, and layers go to the CPU as a whole only where that is not enough.
-     * Pieces of prompts of at least 256 tokens are evaluated on the GPU alone, which keeps room for the experts of one layer. If
-     * `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
-     */
-    uint32_t cpu_expert_layers;
-    /**
-     * NULL, or this rank's place in a group of processes that have the model together (`ember_group`). `device` is the GPU of this
-     * rank, and `devices` is NULL. The load waits until all ranks load the model. It does not take over the handle.
+     * NULL, or the group of processes that this process shares the model with (`ember_group`). `device` is the GPU of this rank, and
+     * `devices` is NULL. The load waits until all ranks load the model. The handle still belongs to the caller.
      */
     const struct ember_group *group;
+    /**
+     * NULL, or what receives the log messages about this model and its sessions, in place of the function that
+     * `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
+     */
+    ember_log_fn log_callback;
+    /**
+     * Passed to `log_callback`; may be NULL.
+     */
+    void *log_user;
+    /**
+     * NULL, or called once with `log_user` when `log_callback` will not be called any more, so that the caller can free what belongs to it.
+     * A load that fails does not call it: `ember_model_load` and `ember_model_load_from` take `log_user` over when they return
+     * `EMBER_OK`, and `ember_model_load_start` when it has started the load, whatever becomes of that.
+     */
+    ember_free_fn log_release;
+    /**
+     * NULL, or options of single devices: an `ember_cuda_model_options`.
+     */
+    const void *next;
 } ember_model_options;
 
 /**
@@ -1405,7 +1429,7 @@ typedef struct ember_model_details {
     /**
      * Width of the residual stream.
      */
-    uint32_t hidden;
+    uint32_t hidden_size;
     /**
      * 1 if the text functions work with this model, 0 if its tokenizer is not supported.
      */
@@ -1502,16 +1526,17 @@ typedef struct ember_part_details {
 } ember_part_details;
 
 /**
- * Called when the library no longer needs borrowed bytes: once for each load that succeeded, on the thread that
- * frees the model or its last session, or on the thread that loads it onto a GPU, possibly before
- * `ember_model_load_from` returns. It must return normally: no `longjmp`, no exception.
+ * Called when the library no longer needs borrowed bytes: once for each load that succeeded, on the thread that frees the model or its
+ * last session, or on the thread that loads it onto a GPU, possibly before `ember_model_load_from` returns. It may call every function
+ * of the library. It must return normally: no `longjmp`, no exception.
  */
 typedef void (*ember_release_fn)(void *user, const void *bytes, uint64_t size);
 
 /**
- * Writes `count` bytes of the file from `offset` on to `bytes`; all of them lie within the file. Returning anything but 0 ends the load with
- * `EMBER_IO`. Called while `ember_model_load_from` runs, on its thread and on threads of the library, but never twice at once. It may call
- * every function of the library. It must return normally: no `longjmp`, no exception.
+ * Writes `count` bytes of the file from `offset` on to `bytes`; all of them lie within the file. Return 0 if all bytes were written. Any
+ * other value ends the load with `EMBER_IO`, and its message has the value. Called while `ember_model_load_from` runs, on its thread and
+ * on threads of the library, but never twice at once. It may call every function of the library. It must return normally: no `longjmp`,
+ * no exception.
  */
 typedef int32_t (*ember_read_at_fn)(void *user, uint64_t offset, void *bytes, size_t count);
 
@@ -1545,13 +1570,13 @@ typedef struct ember_model_source {
      */
     ember_read_at_fn read;
     /**
-     * Handed to `release` and `read`; may be NULL.
+     * Passed to `release` and `read`; may be NULL.
      */
     void *user;
 } ember_model_source;
 
 /**
- * What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
+ * What is added to the logit of a token: an element of `ember_sampling_options.logit_bias`.
  */
 typedef struct ember_logit_bias {
     /**
@@ -1592,7 +1617,7 @@ typedef struct ember_dry_breaker {
  * How the next token is chosen. Zero in every field but `struct_size` means the default, which is
  * to take the most probable token.
  *
- * The stages, in this order:
+ * The stages, in this order. Later versions may add stages between them that are off by default:
  *
  * 1. `logit_bias` is added to the model's logits.
  * 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:
@@ -1831,9 +1856,9 @@ typedef struct ember_save_options {
 } ember_save_options;
 
 /**
- * Takes the next `count` bytes of a session that is being saved. A result other than 0 stops saving
- * with `EMBER_CANCELLED`. Called on the thread that saves. It must return normally (no `longjmp`, no
- * exception), and may not use the session.
+ * Takes the next `count` bytes of a session that is being saved. Return 0 to continue and 1 to stop saving with `EMBER_CANCELLED`.
+ * Called on the thread that saves. It may call every function of the library, but those that need this session for themselves return
+ * `EMBER_BUSY`. It must return normally: no `longjmp`, no exception.
  */
 typedef int32_t (*ember_write_fn)(void *user, const void *bytes, size_t count);
 
@@ -1894,10 +1919,9 @@ typedef struct ember_restore_options {
 } ember_restore_options;
 
 /**
- * Writes the next bytes of a saved session to `bytes`, at most `capacity`, and their number to
- * `count`, which is 0 on entry; 0 means the end. A result other than 0 stops restoring with
- * `EMBER_CANCELLED`. Called on the thread that restores. It must return normally (no `longjmp`, no
- * exception).
+ * Writes the next bytes of a saved session to `bytes`, at most `capacity`, and their number to `count`, which is 0 on entry; 0 means the
+ * end. Return 0 to continue and 1 to stop restoring with `EMBER_CANCELLED`. Called on the thread that restores. It may call every
+ * function of the library. It must return normally: no `longjmp`, no exception.
  */
 typedef int32_t (*ember_read_fn)(void *user, void *bytes, size_t capacity, size_t *count);
 
@@ -1951,7 +1975,7 @@ typedef struct ember_state_details {
      */
     char model_name[128];
     /**
-     * Number of adapters that the session used.
+     * Number of adapters that the session used. If there are more than 16, the next two arrays have the first 16.
      */
     uint32_t adapter_count;
     /**
@@ -1959,11 +1983,11 @@ typedef struct ember_state_details {
      */
     uint32_t reserved;
     /**
-     * Fingerprints of these, as in `ember_adapter_details`.
+     * Fingerprints of the adapters, as in `ember_adapter_details`; 0 in elements without one.
      */
     uint64_t adapter_fingerprints[16];
     /**
-     * Their scales.
+     * Scales of the adapters; 0 in elements without one.
      */
     float adapter_scales[16];
 } ember_state_details;
@@ -2209,7 +2233,7 @@ typedef struct ember_tokenizer_details {
      */
     uint32_t unknown;
     /**
-     * The token that fills up the sequences of a batch in training.
+     * The token that pads shorter sequences of a batch in training.
      */
     uint32_t padding;
     /**
@@ -2280,7 +2304,7 @@ typedef struct ember_text_stream_details {
      */
     uint32_t stopped;
     /**
-     * Index of that string in `stops`; 0 if there is none.
+     * Index of that string in `stops`; `EMBER_NO_INDEX` if none was met.
      */
     uint32_t stop;
     /**
@@ -2294,14 +2318,20 @@ typedef struct ember_text_stream_details {
 } ember_text_stream_details;
 
 /**
- * Receives a piece of the text: `len` bytes of UTF-8, whole characters, valid during the call, and the token that was made last.
+ * Receives a piece of the text: `len` bytes of UTF-8, whole characters, and the token that was generated last. Both are valid during
+ * the call; the token has the `struct_size` of the library.
  * It is called once for each token, in order, also where that token makes no text yet (`len` is 0) because it ends within
- * a character or a stop string could begin with it; and once more, with `EMBER_NO_TOKEN`, if text was held back until the end.
- * Returning anything but 0 ends the generation. Called on the thread that called `ember_generate`. It may call every function of
- * the library, but those that need this session for themselves return `EMBER_BUSY`. It must return normally: no
- * `longjmp`, no exception.
+ * a character or a stop string could begin with it. It is called once more, with the id `EMBER_NO_TOKEN`, if text was held back until
+ * the end.
+ *
+ * Return 0 to continue and 1 to end the generation. Every other value ends it, too, but a later version may give it another meaning.
+ * Called on the thread that called `ember_generate`. It may call every function of the library, but those that need this session for
+ * themselves return `EMBER_BUSY`. It must return normally: no `longjmp`, no exception.
  */
-typedef int32_t (*ember_piece_fn)(void *user, const char *text, size_t len, uint32_t token);
+typedef int32_t (*ember_piece_fn)(void *user,
+                                  const char *text,
+                                  size_t len,
+                                  const struct ember_token *token);
 
 /**
  * What to generate, and when to end. Zero in every field but `struct_size` means the default.
@@ -2362,7 +2392,7 @@ typedef struct ember_generate_details {
      */
     uint32_t stop;
     /**
-     * The last token that was made, which for `EMBER_END_TOKEN` is the one that ends the answer; `EMBER_NO_TOKEN` if none was.
+     * The last token that was generated, for `EMBER_END_TOKEN` the one that ends the answer; `EMBER_NO_TOKEN` if there is none.
      */
     uint32_t token;
     /**
@@ -2446,7 +2476,7 @@ typedef struct ember_embedder_details {
      */
     uint32_t struct_size;
     /**
-     * What it makes, a value of `enum ember_pooling` other than `EMBER_POOLING_DEFAULT`.
+     * What it computes: a value of `enum ember_pooling` other than `EMBER_POOLING_DEFAULT`.
      */
     uint32_t pooling;
     /**
@@ -2468,7 +2498,7 @@ typedef struct ember_embedder_details {
     /**
      * Bytes of memory that it has reserved. Their pages become resident when they are used for the first time.
      */
-    uint64_t bytes;
+    uint64_t memory_bytes;
 } ember_embedder_details;
 
 /**
@@ -2514,7 +2544,7 @@ typedef struct ember_adapter_details {
      * Bytes of memory that its numbers take, in the type of its file; `ember_model_options.session_memory_limit` counts them,
      * on a GPU with some padding.
      */
-    uint64_t bytes;
+    uint64_t memory_bytes;
     /**
      * A hash of what it adds to which tensors. It is the same for an adapter that was converted between the two
      * forms of files without loss.
@@ -2627,16 +2657,22 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * `EMBER_ABI_VERSION` of the library that is really loaded. A program that finds another number
- * than the one it was compiled with must not call anything else. Any thread may call it.
+ * `EMBER_ABI_VERSION` of the library that is loaded. A program that finds another number than the one it was compiled with must not
+ * call any other function. Any thread may call it.
  */
 uint32_t ember_abi_version(void);
 
 /**
- * The version of the library, for example `"0.1.0"`: NUL-ended, never freed. Any thread may call
- * it.
+ * The version of the library, for example `"0.1.0"`, as a NUL-terminated string that is never freed. Any thread may call it.
  */
 const char *ember_version(void);
+
+/**
+ * `EMBER_VERSION_NUMBER` of the library that is loaded: 1000000 times the major, 1000 times the minor and once the patch version. Within
+ * an ABI version, it grows with every release. A library whose number is at least `EMBER_VERSION_NUMBER` of the header has every
+ * function, field and value of the header. Any thread may call it.
+ */
+uint32_t ember_version_number(void);
 
 /**
  * The name of a status, for example `"EMBER_BUSY"`, as a NUL-ended string that is never freed;
@@ -2645,10 +2681,12 @@ const char *ember_version(void);
 const char *ember_status_name(ember_status status);
 
 /**
- * Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` is the lowest), for the whole
- * process but the models that have a `log_callback` of their own. NULL turns logging off, which is the initial state. The library writes log messages nowhere else. `user`
- * is passed to the callback and may be NULL. When this function returns, the previous callback is not running and
- * will not run again, so do not hold a lock that the callback takes. Any thread may call it.
+ * Sets the function that receives log messages up to `level`, for the whole process except the models that have a `log_callback` of
+ * their own. `EMBER_LOG_ERROR` is the lowest level. NULL turns logging off, which is the initial state. The library writes log messages
+ * nowhere else. `user` is passed to the callback and may be NULL.
+ *
+ * When this function returns, the previous callback is not running and will not run again, so its `user` can be freed. Do not hold a
+ * lock that the callback takes. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` for a level that is none; `EMBER_BUSY` from within the callback.
  */
@@ -2671,7 +2709,9 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
  *
  * Errors: `EMBER_NO_DEVICE` if there is no such index.
  */
-ember_status ember_device_info(uint32_t index, struct ember_device_details *out, struct ember_error *err);
+ember_status ember_device_info(uint32_t index,
+                               struct ember_device_details *out,
+                               struct ember_error *err);
 
 /**
  * Returns 1 if the loaded library has the capability, a value of `enum ember_capability`; 0 if it does not or does
@@ -2681,11 +2721,11 @@ ember_status ember_device_info(uint32_t index, struct ember_device_details *out,
 uint32_t ember_supported(uint32_t capability);
 
 /**
- * Takes a place in a group, without waiting for other ranks: the first load with it does that. A group is good for one load, also
- * for one that fails. The new handle is written to `out` and has to be freed with `ember_group_free`. Any thread may call it.
+ * Joins a group without waiting for the other ranks, which the first load with it does. A group can be used for one load, whether it
+ * succeeds or fails. The new handle is written to `out` and has to be freed with `ember_group_free`. Any thread may call it.
  *
- * Rank 0 listens on a TCP port from then until its load ends. Ranks that do not have the id are sent away. What GPUs exchange goes by NCCL, which
- * has ports of its own and encrypts nothing: use networks that you trust.
+ * Rank 0 listens on a TCP port from then until its load ends. Ranks that do not have the id are sent away. GPUs exchange data through
+ * NCCL, which uses ports of its own and does not encrypt: use networks that you trust.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` (`rank`, `rank_count`, an id of another group or none, an address that is not this machine's);
  * `EMBER_INVALID_UTF8`; `EMBER_OUT_OF_MEMORY`, also if the process has no file descriptor left.
@@ -2943,7 +2983,7 @@ ember_status ember_session_fork(struct ember_session *session,
  * id. `capacity` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
  * yet.
  *
- * Errors: `EMBER_BUFFER_TOO_SMALL` if `capacity` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
+ * Errors: `EMBER_BUFFER_TOO_SMALL` if `capacity` is less than `vocab_size`; `EMBER_NO_INPUT` for an
  * empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
  * error, `out` is unchanged.
  */
@@ -3009,9 +3049,9 @@ ember_status ember_session_tokens(struct ember_session *session,
  * Use it for a conversation that has grown or changed: only new tokens are evaluated. If the session has a grammar,
  * the constrained output begins after these tokens, as it does after a prefill.
  *
- * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index;
- * `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it
- * was before; after one that came while tokens were evaluated, the next call evaluates again what had been forgotten.
+ * Errors: `EMBER_NO_INPUT` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index; `EMBER_OUT_OF_MEMORY`;
+ * `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it was before. If the error came while
+ * tokens were evaluated, the next call evaluates again the part of the context whose keys and values were dropped.
  */
 ember_status ember_session_sync(struct ember_session *session,
                                 const uint32_t *tokens,
@@ -3053,9 +3093,9 @@ ember_status ember_event_clear(const struct ember_event *event,
 ember_status ember_event_free(struct ember_event *event);
 
 /**
- * Has a session set `event` from now on whenever `ember_decode_poll`, `ember_prefill_poll` or `ember_generate_next` may return
- * something else than `EMBER_PENDING`; NULL ends that. A token or the end of a prompt sets it once. A GPU that fails
- * for good may set nothing, so wait with a limit and poll then, too.
+ * Makes a session set `event` from now on whenever `ember_decode_poll`, `ember_prefill_poll` or `ember_generate_next` may return
+ * something other than `EMBER_PENDING`. NULL ends that. A token or the end of a prompt sets it once. A GPU that fails permanently may
+ * not set it, so wait with a time limit and poll after it, too.
  *
  * Errors: `EMBER_BUSY`; `EMBER_DECODE_PENDING`.
  */
@@ -3092,9 +3132,9 @@ ember_status ember_load_poll(struct ember_load *load,
                              struct ember_error *err);
 
 /**
- * Has a load end soon with `EMBER_CANCELLED`, unless it has ended already. Does not wait for that. Any thread may call it at any
- * time. A load that waits for other ranks of its group (`ember_group`) ends, too, and their loads end with the same status. Only while NCCL connects
- * GPUs does the load go on, for at most `timeout_ms`.
+ * Makes a load end soon with `EMBER_CANCELLED`, unless it has ended already. Does not wait for the end. Any thread may call it at any
+ * time. A load that waits for other ranks of its group (`ember_group`) ends, too, and their loads end with the same status. Only while
+ * NCCL connects GPUs does the load go on, for at most `timeout_ms`.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */
@@ -3114,7 +3154,7 @@ ember_status ember_load_free(struct ember_load *load);
  * the result does not depend on how tokens are divided among calls. On a GPU, the last token of a call is evaluated
  * with 8-bit inputs and the others in half precision, so a different division changes logits slightly.
  *
- * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
+ * Errors: `EMBER_NO_INPUT` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
  * token; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of
  * them the context is as it was before.
  */
@@ -3155,7 +3195,7 @@ ember_status ember_prefill_poll(struct ember_session *session,
  * is evaluated only when a later call needs it. The session does not stop at end tokens, which have the flag
  * `EMBER_TOKEN_ENDS`.
  *
- * Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
+ * Errors: `EMBER_NO_INPUT` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
  * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
  * session's grammar was reached; `EMBER_OUT_OF_MEMORY`. After each of them the context is as it was
  * before.
@@ -3214,7 +3254,7 @@ ember_status ember_decode_poll(struct ember_session *session,
  *
  * Errors: before any work is done, with `tokens` unchanged, `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is
  * there twice, sessions of different models; `EMBER_INVALID_HANDLE`; `EMBER_BUSY`. Of single sessions:
- * `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`, `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR`;
+ * `EMBER_DECODE_PENDING`, `EMBER_NO_INPUT`, `EMBER_CONTEXT_FULL`, `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR`;
  * `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch.
  */
 ember_status ember_decode_batch(struct ember_session *const *sessions,
@@ -3444,7 +3484,7 @@ ember_status ember_session_set_speculation(struct ember_session *session,
                                            struct ember_error *err);
 
 /**
- * Writes what a session's drafts have come to, to `out`, whose `struct_size` the caller has set.
+ * Writes counts of a session's drafts to `out`, whose `struct_size` the caller has set.
  *
  * Errors: `EMBER_BUSY`.
  */
@@ -3488,7 +3528,7 @@ ember_status ember_model_estimate_part(const char *path,
  * number that is enough. Work that a device does at the same time is counted as the kind that
  * reads more memory. The session is unchanged, and decodes that are not profiled are not slowed down.
  *
- * Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_TOKENS` for an empty
+ * Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_INPUT` for an empty
  * context; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`.
  */
 ember_status ember_session_profile(struct ember_session *session,
@@ -3600,8 +3640,8 @@ ember_status ember_end_tokens(const struct ember_model *model,
                               struct ember_error *err);
 
 /**
- * Makes a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle
- * is written to `out` and has to be freed with `ember_text_stream_free`. Any thread may call it.
+ * Creates a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle is written to `out` and has to be
+ * freed with `ember_text_stream_free`. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` for unknown flags, an empty stop string, one that is too long,
  * too many; `EMBER_INVALID_UTF8` in one of them; `EMBER_UNSUPPORTED` if the model's tokenizer is
@@ -3647,8 +3687,8 @@ ember_status ember_text_stream_finish(struct ember_text_stream *stream,
                                       struct ember_error *err);
 
 /**
- * Writes to `out`, whose `struct_size` the caller has set, how far a stream is since its start or
- * the last `ember_text_stream_finish`. Any thread may call it.
+ * Writes the progress of a stream since its creation or the last `ember_text_stream_finish` to `out`, whose `struct_size` the caller has
+ * set. Any thread may call it.
  */
 ember_status ember_text_stream_info(const struct ember_text_stream *stream,
                                     struct ember_text_stream_details *out,
@@ -3677,7 +3717,7 @@ ember_status ember_text_stream_free(struct ember_text_stream *stream);
  * `ember_session_interrupt` ends it with `EMBER_OK` and the reason `EMBER_END_INTERRUPTED`. While the prompt is
  * evaluated, it ends with the error `EMBER_INTERRUPTED` instead, and nothing was done.
  *
- * Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a
+ * Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_INPUT` if there are neither a prompt nor a
  * context; `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED`
  * if the model's tokenizer is not supported among them. After an error, the session is as it was before the call,
  * even if the callback already received text: the same call generates the same tokens again.
@@ -3723,9 +3763,9 @@ ember_status ember_generate_next(struct ember_session *session,
                                  struct ember_error *err);
 
 /**
- * Ends a generation that was started, at any time; work under way is interrupted and waited for. All tokens that were returned
- * are in the context, and so are those of an end token and of a stop string. The reason of the end and the amount of output are
- * written to `out`, whose `struct_size` the caller has set; it may be NULL.
+ * Ends a generation that was started, at any time. Work that is under way is interrupted and waited for. All tokens that were returned
+ * are in the context, and so are those of an end token and of a stop string. The reason of the end and the amount of output are written
+ * to `out`, whose `struct_size` the caller has set; it may be NULL.
  *
  * Errors: `EMBER_NOTHING_PENDING` if no generation was started; `EMBER_BUSY`.
  */
@@ -3768,10 +3808,10 @@ ember_status ember_embedder_info(const struct ember_embedder *embedder,
  * Several texts are evaluated together, up to `batch_tokens` tokens. The bits of a vector do not depend on the texts beside it,
  * on the number of threads, or on other calls. An embedder that scores writes scores in place of vectors.
  *
- * Errors: `EMBER_INVALID_UTF8`; `EMBER_NO_TOKENS` for a text of no tokens; `EMBER_CONTEXT_FULL` for one of more than `max_tokens`; all
+ * Errors: `EMBER_INVALID_UTF8`; `EMBER_NO_INPUT` for a text of no tokens; `EMBER_CONTEXT_FULL` for one of more than `max_tokens`; all
  * name the text and set `index` of `err`. `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`; `EMBER_INTERRUPTED`; `EMBER_INVALID_ARGUMENT` for a
- * text for which the tokenizer takes far more work than is usual; `EMBER_INVALID_TOKEN` if the tokenizer has more tokens
- * than the model; `EMBER_UNSUPPORTED` if the tokenizer is not supported; `EMBER_NUMERIC` if the model gives numbers that are none;
+ * text for which the tokenizer takes far more work than is usual; `EMBER_INVALID_TOKEN` if the tokenizer has more tokens than the model;
+ * `EMBER_UNSUPPORTED` if the tokenizer is not supported; `EMBER_NUMERIC` if the model produces a value that is not a number;
  * `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_embed(struct ember_embedder *embedder,
@@ -3805,8 +3845,8 @@ ember_status ember_embed_tokens(struct ember_embedder *embedder,
  * `dimension` floats for each document (mostly one, a logit); of a model that answers "yes" or "no", the probability of
  * "yes". `written` and `capacity` are those of `ember_embed`.
  *
- * Errors: those of `ember_embed`; `EMBER_INVALID_ARGUMENT` if the embedder makes vectors; `EMBER_UNSUPPORTED` for a model for which the
- * form of pairs is not known: of such one, score the tokens of the pairs with `ember_embed_tokens`.
+ * Errors: those of `ember_embed`; `EMBER_INVALID_ARGUMENT` if the embedder makes vectors; `EMBER_UNSUPPORTED` if the library does not
+ * know how the model expects pairs: build their tokens yourself and call `ember_embed_tokens`.
  */
 ember_status ember_rerank(struct ember_embedder *embedder,
                           const char *query,
@@ -3827,9 +3867,10 @@ ember_status ember_rerank(struct ember_embedder *embedder,
 ember_status ember_embedder_interrupt(struct ember_embedder *embedder);
 
 /**
- * Frees an embedder; the handle becomes invalid. NULL is allowed and does nothing.
+ * Frees an embedder: the handle becomes invalid at once, and a call with it that is running on another thread is interrupted. The
+ * memory is freed when that call returns. NULL is allowed and does nothing.
  *
- * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the embedder lives on.
+ * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_embedder_free(struct ember_embedder *embedder);
 

@@ -64,7 +64,7 @@ pub enum Status {
     /// A token id is not in the model's vocabulary. Nothing was changed.
     InvalidToken = 23,
     /// The call needs at least one token, or a session that has seen one.
-    NoTokens = 24,
+    NoInput = 24,
     /// The buffer is too small; the needed size was written to the count.
     BufferTooSmall = 25,
     /// `ember_decode_poll` without a started decode.

@@ -2,83 +2,51 @@
 //!
 //! What the functions do is tested in C (tests/c) and, with backends that misbehave, in src/ffi.
 
+#[path = "abi/table.rs"]
+mod table;
+
 use emberlm::ffi::*;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use table::{Field, Header, Table};
 
-/// What programs that are compiled already count on, for pointers of 8 bytes: sizes, offsets and numbers of every struct and enum of
-/// the header. Lines are added, with a later number at an end; none changes while `EMBER_ABI_VERSION` stays.
-const LAYOUT: &str = include_str!("abi.txt");
+/// What compiled programs count on, for pointers of 8 bytes: values of macros and enums, sizes of structs, offsets and types of fields,
+/// signatures of functions and callbacks.
+const TABLE: &str = include_str!("abi.txt");
 
-/// Prints what `abi.txt` has, by the compiler.
-fn layout_program() -> String {
-    let header = strip(&header());
+/// Prints what the compiler has to compute: values, sizes and offsets, the last ones with the type of the field.
+fn layout_program(header: &Header) -> String {
     let mut program = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <emberlm.h>\nint main(void)\n{\n",
     );
-    let mut show = |label: &str, value: &str| {
-        program += &format!("    printf(\"{label} %lld\\n\", (long long)({value}));\n");
+    let mut show = |label: &str, value: &str, kind: &str| {
+        program += &format!("    printf(\"{label} %lld{kind}\\n\", (long long)({value}));\n");
     };
-    let mut rest = header.as_str();
-    while let Some(at) = rest.find("\nenum ") {
-        let (body, after) = block(&rest[at..]);
-        for line in body
-            .lines()
-            .map(str::trim)
-            .filter(|l| l.starts_with("EMBER_"))
-        {
-            let name = line.split(' ').next().unwrap();
-            show(name, name);
-        }
-        rest = after;
+    for (name, _) in &header.values {
+        show(name, name, "");
     }
-    let mut rest = header.as_str();
-    while let Some(at) = rest.find("\ntypedef struct ") {
-        let name = rest[at + 16..].split_whitespace().next().unwrap();
-        if rest[at + 16 + name.len()..].starts_with(" {") {
-            let (body, after) = block(&rest[at..]);
-            show(name, &format!("sizeof({name})"));
-            for field in body.split(';').map(str::trim).filter(|f| !f.is_empty()) {
-                let field = field.split('[').next().unwrap();
-                let field = field.rsplit([' ', '*']).next().unwrap();
-                show(
-                    &format!("{name}.{field}"),
-                    &format!("offsetof({name}, {field})"),
-                );
-            }
-            rest = after;
-        } else {
-            rest = &rest[at + 16..];
+    for (name, fields) in &header.structs {
+        show(name, &format!("sizeof({name})"), "");
+        for Field {
+            name: field, kind, ..
+        } in fields
+        {
+            let offset = format!("offsetof({name}, {field})");
+            show(&format!("{name}.{field}"), &offset, &format!(" {kind}"));
         }
     }
     program + "    return 0;\n}\n"
 }
 
-/// What is between the next braces, and what comes behind them.
-fn block(text: &str) -> (&str, &str) {
-    let (_, text) = text.split_once('{').unwrap();
-    text.split_once('}').unwrap()
-}
-
-/// A text without C comments.
-fn strip(text: &str) -> String {
-    let mut parts = text.split("/*");
-    let mut out = parts.next().unwrap().to_owned();
-    for part in parts {
-        out += part.split_once("*/").unwrap().1;
-    }
-    out
-}
-
-/// Every line of the table holds, and every struct, field and number of the header is in it. `EMBERLM_WRITE_ABI=1` writes it anew, for
-/// a change that version 0 still allows.
+/// The table is what the header says and a compiler makes of it. `EMBERLM_WRITE_ABI=1` writes it anew, when something was added.
 #[cfg(all(unix, target_pointer_width = "64"))]
 #[test]
-fn layouts_and_numbers_stay() {
+fn table_has_all_of_the_header() {
+    let header = Header::parse(&header());
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (source, program) = (dir.join("abi_layout.c"), dir.join("abi_layout"));
-    std::fs::write(&source, layout_program()).unwrap();
+    std::fs::write(&source, layout_program(&header)).unwrap();
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let compiled = Command::new(&compiler)
         .arg(format!("-I{}", repository().join("include").display()))
@@ -86,7 +54,7 @@ fn layouts_and_numbers_stay() {
         .status();
     assert!(compiled.unwrap().success());
     let output = Command::new(&program).output().unwrap();
-    let found = String::from_utf8(output.stdout).unwrap();
+    let found = String::from_utf8(output.stdout).unwrap() + &header.lines().join("\n") + "\n";
     if std::env::var_os("EMBERLM_WRITE_ABI").is_some() {
         std::fs::write(repository().join("tests/abi.txt"), &found).unwrap();
         return;
@@ -96,34 +64,56 @@ fn layouts_and_numbers_stay() {
             .map(str::to_owned)
             .collect::<std::collections::BTreeSet<_>>()
     };
-    let (found, table) = (lines(&found), lines(LAYOUT));
-    assert!(table.len() > 250, "only {} lines", table.len());
+    let (found, table) = (lines(&found), lines(TABLE));
+    assert!(table.len() > 500, "only {} lines", table.len());
     let gone: Vec<_> = table.difference(&found).collect();
-    assert!(
-        gone.is_empty(),
-        "programs that are compiled count on {gone:#?}"
-    );
+    assert!(gone.is_empty(), "not in the header any more: {gone:#?}");
     let new: Vec<_> = found.difference(&table).collect();
     assert!(new.is_empty(), "not in tests/abi.txt: {new:#?}");
+}
+
+/// Bytes of padding would have no defined value, so a struct that ends with some could not grow into them, and options that an older
+/// library does not know could look as if they were set.
+#[test]
+fn structs_have_no_padding_on_any_platform() {
+    let header = Header::parse(&header());
+    // 64 bits; 32 bits of ARM and of Windows; 32 bits of other x86 systems.
+    for (word, align) in [(8, 8), (4, 8), (4, 4)] {
+        let padded = header.padded(word, align);
+        assert!(padded.is_empty(), "words of {word} bytes: {padded:?}");
+    }
+    let planted =
+        "typedef struct ember_a {\n    uint32_t b;\n    uint64_t c;\n    char d[4];\n} ember_a;\n";
+    let padded = Header::parse(planted).padded(8, 8);
+    assert_eq!(padded, ["ember_a.c", "the end of ember_a"]);
+}
+
+/// Flags have a bit each, and leave the sign of an `int` alone, which is the type of values of enums in C before C23.
+#[test]
+fn values_of_enums_are_ints() {
+    let table = Table::parse(TABLE);
+    for (name, _) in &Header::parse(&header()).values {
+        let value: i64 = table.get(name).unwrap().parse().unwrap();
+        assert!((0..=i64::from(i32::MAX)).contains(&value), "{name}");
+    }
 }
 
 /// Rust's structs are those of the header.
 #[cfg(target_pointer_width = "64")]
 #[test]
 fn structs_have_the_headers_sizes() {
-    let table: std::collections::HashMap<&str, usize> = LAYOUT
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .filter(|(name, _)| name.starts_with("ember_"))
-        .map(|(name, value)| (name, value.parse().unwrap()))
-        .collect();
+    let table = Table::parse(TABLE);
+    let number = |name: &str| -> usize {
+        let line = table.get(name).unwrap();
+        line.split(' ').next().unwrap().parse().unwrap()
+    };
     let mut known = 0;
     macro_rules! same {
         ($($name:ident { $($field:ident),* })*) => {$(
-            assert_eq!(size_of::<$name>(), table[stringify!($name)], stringify!($name));
+            assert_eq!(size_of::<$name>(), number(stringify!($name)), stringify!($name));
             $(assert_eq!(
                 offset_of!($name, $field),
-                table[concat!(stringify!($name), ".", stringify!($field))]
+                number(concat!(stringify!($name), ".", stringify!($field)))
             );)*
             known += 1;
         )*};
@@ -131,17 +121,17 @@ fn structs_have_the_headers_sizes() {
     same! {
         ember_error { code, index, message }
         ember_device_details { struct_size, kind, usable, cores, memory_total, memory_free, name, driver, isa, reason }
-        ember_model_options { struct_size, device, threads, weights, progress, user, next, files, flags, cpus, cpu_count, thread_priority, log_level, memory_limit, session_memory_limit, log_callback, log_user, devices, device_count, device_layers, split, cpu_expert_layers, group }
+        ember_model_options { struct_size, device, threads, weights, files, flags, split, cpu_expert_layers, thread_priority, log_level, memory_limit, session_memory_limit, progress, user, cpus, cpu_count, devices, device_count, device_layers, group, log_callback, log_user, log_release, next }
         ember_group_options { struct_size, rank, rank_count, timeout_ms, address, address_len, id, id_len }
-        ember_model_details { struct_size, device, vocab_size, context_length, layer_count, hidden, has_tokenizer, metadata_count, parameter_count, file_bytes, resident_bytes, kv_bytes_per_token, architecture, quantization, name, max_batch, device_layer_count, memory_bytes, session_memory_bytes, part_count, cpu_expert_layer_count }
+        ember_model_details { struct_size, device, vocab_size, context_length, layer_count, hidden_size, has_tokenizer, metadata_count, parameter_count, file_bytes, resident_bytes, kv_bytes_per_token, architecture, quantization, name, max_batch, device_layer_count, memory_bytes, session_memory_bytes, part_count, cpu_expert_layer_count }
         ember_part_details { struct_size, device, first_layer, layer_count, memory_bytes, session_memory_bytes }
         ember_model_source { struct_size, flags, size, bytes, release, read, user }
         ember_logit_bias { token, bias }
         ember_text { text, len }
-        ember_adapter_details { struct_size, rank, tensor_count, parameter_count, file_bytes, bytes, fingerprint, name }
+        ember_adapter_details { struct_size, rank, tensor_count, parameter_count, file_bytes, memory_bytes, fingerprint, name }
         ember_adapter_use { adapter, scale, reserved }
         ember_embedder_options { struct_size, flags, pooling, normalize, dimension, max_tokens, batch_tokens, reserved, instruction, instruction_len, adapters, adapter_count }
-        ember_embedder_details { struct_size, pooling, dimension, normalized, max_tokens, batch_tokens, bytes }
+        ember_embedder_details { struct_size, pooling, dimension, normalized, max_tokens, batch_tokens, memory_bytes }
         ember_dry_breaker { text, text_len, tokens, token_count }
         ember_sampling_options { struct_size, top_k, temperature, top_p, min_p, typical_p, penalty_window, repeat_penalty, presence_penalty, frequency_penalty, dry_multiplier, dry_base, dry_allowed_length, dry_window, dry_no_breakers, logprobs, seed, logit_bias, logit_bias_count, banned, banned_count, allowed, allowed_count, dry_breakers, dry_breaker_count }
         ember_session_options { struct_size, context, kv_type, mark_interval, sampling, next }
@@ -166,9 +156,9 @@ fn structs_have_the_headers_sizes() {
         ember_cuda_model_options { struct_size, kind, next, context }
         ember_cuda_session_options { struct_size, kind, next, stream_priority, reserved }
     }
-    let structs = table.keys().filter(|name| !name.contains('.')).count();
     assert_eq!(
-        known, structs,
+        known,
+        table.structs().count(),
         "structs of the header that are not compared"
     );
 }
@@ -187,6 +177,21 @@ fn header_has_the_librarys_abi_version() {
     let line = "#define EMBER_ABI_VERSION ";
     let version = header.lines().find_map(|l| l.strip_prefix(line)).unwrap();
     assert_eq!(version.parse::<u32>().unwrap(), ember_abi_version());
+}
+
+/// The header is that of this version.
+#[test]
+fn header_has_the_librarys_version() {
+    let header = header();
+    let line = "#define EMBER_VERSION_NUMBER ";
+    let number = header.lines().find_map(|l| l.strip_prefix(line)).unwrap();
+    let number: u32 = number.parse().unwrap();
+    assert_eq!(number, ember_version_number());
+    let (major, minor, patch) = (number / 1_000_000, number / 1000 % 1000, number % 1000);
+    assert_eq!(
+        format!("{major}.{minor}.{patch}"),
+        env!("CARGO_PKG_VERSION")
+    );
 }
 
 /// The header's macros are the library's constants.

@@ -126,7 +126,7 @@ def python_type(h: Header, v: Var, callback: bool = False) -> str:
         return v.base
     if v.base in h.handles:
         return "c_void_p" if v.stars == 1 else "POINTER(c_void_p)"
-    if v.stars and v.base == "void":
+    if v.stars and (v.base == "void" or callback and v.base in h.structs):
         return "c_void_p"
     if v.stars and v.base == "char":
         return "c_void_p" if callback else "c_char_p"
@@ -280,7 +280,7 @@ def node(h: Header) -> str:
     for name, (result, args) in h.callbacks.items():
         types = []
         for a in args:
-            types.append(("void *" if a.base in ("void", "char") else f"{a.base} *") if a.stars else a.base)
+            types.append(("void *" if a.base in ("void", "char") or a.base in h.structs else f"{a.base} *") if a.stars else a.base)
         out.append(f"koffi.proto('{name}', '{result}', [{', '.join(repr(t) for t in types)}]);")
     out += ["", "const structs = {};"]
     for name, fields in h.structs.items():

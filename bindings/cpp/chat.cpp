@@ -16,7 +16,7 @@ int main(int argc, char **argv) try {
     if (argc == 3) messages.push_back({"system", argv[2]});
     for (std::string line; std::cout << "> " << std::flush, std::getline(std::cin, line);) {
         messages.push_back({"user", line});
-        const auto answer = session.chat(model, messages, {}, [](std::string_view text, emberlm::Token) {
+        const auto answer = session.chat(model, messages, {}, [](std::string_view text, const ember_token &) {
             std::cout << text << std::flush;
             return true;
         });

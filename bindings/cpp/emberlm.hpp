@@ -1,8 +1,7 @@
 // EmberLM for C++17: the whole of emberlm.h with owners, exceptions and containers. Header only; link the library as in C.
 //
-// - Model, Session and TextStream own a handle and can be moved, not copied. Their destructors free it; close() does so with
-//   an exception for what cannot be freed now (EMBER_BUSY: another thread is in a call with it). A Session and a TextStream keep
-//   their model alive. Calls of an object that was closed or moved from throw Error with EMBER_INVALID_HANDLE.
+// - Model, Session and TextStream own a handle and can be moved, not copied. Their destructors and close() free it, also
+//   while another thread is in a call with it, which is interrupted then. A Session and a TextStream keep their model alive. Calls of an object that was closed or moved from throw Error with EMBER_INVALID_HANDLE.
 // - Every function throws Error unless it is noexcept, and has then changed nothing, as in C. What standard
 //   containers throw (std::bad_alloc) passes through.
 // - Threads: const functions of Model may run on any number of threads at once. A Session is for one thread at a time: a
@@ -314,9 +313,9 @@ struct GenerateOptions {
     bool new_text = false;               ///< the text is an answer and not the rest of the prompt's
 };
 
-/// A piece of text and the token that was made last (EMBER_NO_TOKEN for what was held back until the end); the text may be
-/// empty. false ends the generation.
-using PieceFunction = std::function<bool(std::string_view text, Token token)>;
+/// A piece of text and the token that was generated last (its id is EMBER_NO_TOKEN for what was held back until the end); the text may
+/// be empty. false ends the generation.
+using PieceFunction = std::function<bool(std::string_view text, const ember_token &token)>;
 
 /// What was generated.
 struct Generated {
@@ -1020,11 +1019,11 @@ public:
         const auto stops = detail::c_stops(options.stops);
         auto c = c_generate(prompt, options, stops);
         c.user = &context;
-        c.piece = [](void *user, const char *text, std::size_t len, Token token) -> std::int32_t {
+        c.piece = [](void *user, const char *text, std::size_t len, const ember_token *token) -> std::int32_t {
             auto &self = *static_cast<Context *>(user);
             return self.guard.run([&] {
                 self.text.append(text, len);
-                return !*self.piece || (*self.piece)(std::string_view(text, len), token) ? 0 : 1;
+                return !*self.piece || (*self.piece)(std::string_view(text, len), *token) ? 0 : 1;
             });
         };
         auto details = detail::sized<ember_generate_details>();

@@ -21,7 +21,7 @@ int main(int argc, char **argv) try {
     until.limit = 200;
     until.stops = {"\n\n"};
     std::cout << prompt;
-    const auto story = session.generate(model.tokenize(prompt), until, [](std::string_view text, emberlm::Token) {
+    const auto story = session.generate(model.tokenize(prompt), until, [](std::string_view text, const ember_token &) {
         std::cout << text << std::flush;
         return true;
     });

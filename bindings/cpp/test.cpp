@@ -175,7 +175,7 @@ void test_answers(Fixture &f) {
 
     session.rewind(0);
     std::string pieces;
-    auto made = session.generate(f.prompt, {40}, [&](std::string_view text, emberlm::Token) { return pieces += text, true; });
+    auto made = session.generate(f.prompt, {40}, [&](std::string_view text, const ember_token &) { return pieces += text, true; });
     expect(made.text == f.reference["greedy_text"] && pieces == made.text, "generate: " + made.text);
     expect(made.end == EMBER_END_LIMIT && made.token_count == 40 && made.position == f.prompt.size(), "its details");
     session.rewind(0);
@@ -184,11 +184,11 @@ void test_answers(Fixture &f) {
     made = session.generate(f.prompt, until);
     expect(made.end == EMBER_END_STOP && made.stop == 1 && made.text == " One cold morning, she lost her blue ", "a stop string: " + made.text);
     session.rewind(0);
-    made = session.generate(f.prompt, {40}, [](std::string_view, emberlm::Token) { return false; });
+    made = session.generate(f.prompt, {40}, [](std::string_view, const ember_token &) { return false; });
     expect(made.end == EMBER_END_CALLBACK && made.token_count == 1, "a callback that ends it");
     session.rewind(0);
     try {
-        session.generate(f.prompt, {40}, [](std::string_view, emberlm::Token) -> bool { throw std::logic_error("mine"); });
+        session.generate(f.prompt, {40}, [](std::string_view, const ember_token &) -> bool { throw std::logic_error("mine"); });
         expect(false, "a callback that throws");
     } catch (const std::logic_error &) {
         expect(session.position() == f.prompt.size() + 1, "the token that was made is there");
@@ -487,7 +487,7 @@ void test_background(Fixture &f) {
     expect(token.id == other.decode() && token.status == EMBER_OK, "a token");
     emberlm::Session empty(*loaded);
     const auto each = emberlm::decode_each({&session, &empty});
-    expect(each[0].status == EMBER_OK && each[0].id == other.decode() && each[1].status == EMBER_NO_TOKENS, "a status for each session");
+    expect(each[0].status == EMBER_OK && each[0].id == other.decode() && each[1].status == EMBER_NO_INPUT, "a status for each session");
     loaded->close();
     expect(session.model().info().vocab_size == session.info().vocab_size, "a session knows its model");
 }
@@ -495,7 +495,7 @@ void test_background(Fixture &f) {
 void test_threads(Fixture &f) {
     emberlm::Session session(f.model);
     int busy = 0;
-    session.generate(f.prompt, {3}, [&](std::string_view, emberlm::Token) {
+    session.generate(f.prompt, {3}, [&](std::string_view, const ember_token &) {
         std::thread([&] {
             try {
                 session.decode();
@@ -507,7 +507,7 @@ void test_threads(Fixture &f) {
     });
     expect(busy == 3, "a session in use is busy");
     session.rewind(0);
-    const auto made = session.generate(f.prompt, {}, [&](std::string_view, emberlm::Token) {
+    const auto made = session.generate(f.prompt, {}, [&](std::string_view, const ember_token &) {
         session.interrupt();
         return true;
     });

@@ -430,8 +430,9 @@ namespace EmberLM
         /// <summary>The text is an answer and not the rest of the prompt's.</summary>
         public bool NewText;
 
-        /// <summary>Gets each piece of text, which may be empty, and the token that was made last; false ends the generation.</summary>
-        public Func<string, uint, bool> OnText;
+        /// <summary>Gets each piece of text, which may be empty, and the token that was generated last, whose Id is NoToken for text that was
+        /// held back until the end; false ends the generation.</summary>
+        public Func<string, Token, bool> OnText;
     }
 
     /// <summary>What was generated.</summary>
@@ -1823,7 +1824,7 @@ namespace EmberLM.Native
         internal static readonly IntPtr PiecePointer = Marshal.GetFunctionPointerForDelegate(PieceFunction);
 
         internal Func<float, bool> Progress;
-        internal Func<string, uint, bool> Piece;
+        internal Func<string, Token, bool> Piece;
         internal Stream Stream;
         private ExceptionDispatchInfo thrown;
 
@@ -1856,7 +1857,8 @@ namespace EmberLM.Native
         private static int OnProgress(IntPtr user, float fraction) => Enter(user, c => c.Progress(fraction));
 
         [MonoPInvokeCallback(typeof(ember_piece_fn))]
-        private static int OnPiece(IntPtr user, IntPtr text, UIntPtr length, uint token) => Enter(user, c => c.Piece(Utf8.From(text, length), token));
+        private static int OnPiece(IntPtr user, IntPtr text, UIntPtr length, IntPtr token) =>
+            Enter(user, c => c.Piece(Utf8.From(text, length), new Token(Marshal.PtrToStructure<ember_token>(token))));
 
         [MonoPInvokeCallback(typeof(ember_read_at_fn))]
         private static int OnReadAt(IntPtr user, ulong offset, IntPtr bytes, UIntPtr count) => Enter(user, c =>

@@ -9,6 +9,7 @@ namespace EmberLM.Native
     internal static class Constants
     {
         internal const uint EMBER_ABI_VERSION = 0;
+        internal const uint EMBER_VERSION_NUMBER = 1000;
         internal const uint EMBER_NO_INDEX = 4294967295;
         internal const uint EMBER_NO_TOKEN = 4294967295;
     }
@@ -18,6 +19,9 @@ namespace EmberLM.Native
 
     [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
     internal delegate int ember_progress_fn(IntPtr user, float fraction);
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate void ember_free_fn(IntPtr user);
 
     [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
     internal delegate void ember_release_fn(IntPtr user, IntPtr bytes, ulong size);
@@ -32,7 +36,7 @@ namespace EmberLM.Native
     internal delegate int ember_read_fn(IntPtr user, IntPtr bytes, UIntPtr capacity, ref UIntPtr count);
 
     [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
-    internal delegate int ember_piece_fn(IntPtr user, IntPtr text, UIntPtr len, uint token);
+    internal delegate int ember_piece_fn(IntPtr user, IntPtr text, UIntPtr len, IntPtr token);
 
     [StructLayout(LayoutKind.Sequential)]
     internal struct ember_error
@@ -77,25 +81,26 @@ namespace EmberLM.Native
         public uint device;
         public uint threads;
         public uint weights;
-        public IntPtr progress;
-        public IntPtr user;
-        public IntPtr next;
         public uint files;
         public uint flags;
-        public IntPtr cpus;
-        public UIntPtr cpu_count;
+        public uint split;
+        public uint cpu_expert_layers;
         public int thread_priority;
         public int log_level;
         public ulong memory_limit;
         public ulong session_memory_limit;
-        public IntPtr log_callback;
-        public IntPtr log_user;
+        public IntPtr progress;
+        public IntPtr user;
+        public IntPtr cpus;
+        public UIntPtr cpu_count;
         public IntPtr devices;
         public UIntPtr device_count;
         public IntPtr device_layers;
-        public uint split;
-        public uint cpu_expert_layers;
         public IntPtr group;
+        public IntPtr log_callback;
+        public IntPtr log_user;
+        public IntPtr log_release;
+        public IntPtr next;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -106,7 +111,7 @@ namespace EmberLM.Native
         public uint vocab_size;
         public uint context_length;
         public uint layer_count;
-        public uint hidden;
+        public uint hidden_size;
         public uint has_tokenizer;
         public uint metadata_count;
         public ulong parameter_count;
@@ -436,7 +441,7 @@ namespace EmberLM.Native
         public uint normalized;
         public uint max_tokens;
         public uint batch_tokens;
-        public ulong bytes;
+        public ulong memory_bytes;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -454,7 +459,7 @@ namespace EmberLM.Native
         public ulong tensor_count;
         public ulong parameter_count;
         public ulong file_bytes;
-        public ulong bytes;
+        public ulong memory_bytes;
         public ulong fingerprint;
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
     }
@@ -505,6 +510,9 @@ namespace EmberLM.Native
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern IntPtr ember_version();
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern uint ember_version_number();
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern IntPtr ember_status_name(int status);
@@ -813,7 +821,7 @@ namespace EmberLM
         OutOfMemory = 21,
         ContextFull = 22,
         InvalidToken = 23,
-        NoTokens = 24,
+        NoInput = 24,
         BufferTooSmall = 25,
         NothingPending = 26,
         DecodePending = 27,

@@ -23,9 +23,9 @@ int32_t emberlm_go_read(void *user, void *bytes, size_t capacity, size_t *count)
     return emberlmGoRead((uintptr_t)user, bytes, capacity, count);
 }
 
-int32_t emberlm_go_piece(void *user, const char *text, size_t len, uint32_t token)
+int32_t emberlm_go_piece(void *user, const char *text, size_t len, const ember_token *token)
 {
-    return emberlmGoPiece((uintptr_t)user, (char *)text, len, token);
+    return emberlmGoPiece((uintptr_t)user, (char *)text, len, (ember_token *)token);
 }
 
 void emberlm_go_log(void *user, int32_t level, const char *message, size_t len)

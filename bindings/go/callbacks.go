@@ -17,7 +17,7 @@ type callback struct {
 	readAt   io.ReaderAt
 	write    io.Writer
 	read     io.Reader
-	piece    func(text string, token uint32) error
+	piece    func(text string, token Token) error
 
 	err      error
 	panicked any
@@ -93,8 +93,8 @@ func emberlmGoRead(user C.uintptr_t, bytes unsafe.Pointer, capacity C.size_t, co
 }
 
 //export emberlmGoPiece
-func emberlmGoPiece(user C.uintptr_t, text *C.char, length C.size_t, token C.uint32_t) C.int32_t {
-	return enter(user, func(c *callback) error { return c.piece(C.GoStringN(text, C.int(length)), uint32(token)) })
+func emberlmGoPiece(user C.uintptr_t, text *C.char, length C.size_t, token *C.ember_token) C.int32_t {
+	return enter(user, func(c *callback) error { return c.piece(C.GoStringN(text, C.int(length)), goToken(token)) })
 }
 
 var log struct {

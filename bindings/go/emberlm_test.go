@@ -204,7 +204,7 @@ func TestAnswers(t *testing.T) {
 	ctx := context.Background()
 	must(t, s.Rewind(0))
 	pieces := ""
-	made := get[Generated](t)(s.Generate(ctx, prompt, GenerateOptions{Limit: 40, OnText: func(text string, _ uint32) error { pieces += text; return nil }}))
+	made := get[Generated](t)(s.Generate(ctx, prompt, GenerateOptions{Limit: 40, OnText: func(text string, _ Token) error { pieces += text; return nil }}))
 	equal(t, made.Text, reference["greedy_text"])
 	equal(t, pieces, made.Text)
 	equal(t, made.End, EndLimit)
@@ -214,9 +214,9 @@ func TestAnswers(t *testing.T) {
 	equal(t, made.Text, " One cold morning, she lost her blue ")
 	equal(t, made.Stop, 1)
 	must(t, s.Rewind(0))
-	made = get[Generated](t)(s.Generate(ctx, prompt, GenerateOptions{OnText: func(string, uint32) error { return ErrStop }}))
+	made = get[Generated](t)(s.Generate(ctx, prompt, GenerateOptions{OnText: func(string, Token) error { return ErrStop }}))
 	must(t, s.Rewind(0))
-	_, err := s.Generate(ctx, prompt, GenerateOptions{OnText: func(string, uint32) error { return errMine }})
+	_, err := s.Generate(ctx, prompt, GenerateOptions{OnText: func(string, Token) error { return errMine }})
 	equal(t, err, errMine)
 	equal(t, get[int](t)(s.Position()), len(prompt)+1)
 
@@ -508,9 +508,9 @@ func TestStarted(t *testing.T) {
 	}
 	equal(t, made[0], made[1])
 	each, err := DecodeEach([]*Session{session, empty})
-	fails(t, err, StatusNoTokens)
+	fails(t, err, StatusNoInput)
 	equal(t, each[0].ID, get[uint32](t)(other.Decode()))
-	equal(t, each[1].Status, StatusNoTokens)
+	equal(t, each[1].Status, StatusNoInput)
 	must(t, session.SetSampling(Sampling{Logprobs: 1}))
 	token := get[Token](t)(session.DecodeToken())
 	equal(t, token.HasLogprob && token.Logprob == get[Logprobs](t)(session.Logprobs()).Chosen, true)
@@ -526,7 +526,7 @@ func TestStarted(t *testing.T) {
 func TestGoroutines(t *testing.T) {
 	s, ctx := newTestSession(t), context.Background()
 	busy := 0
-	get[Generated](t)(s.Generate(ctx, prompt, GenerateOptions{Limit: 2, OnText: func(string, uint32) error {
+	get[Generated](t)(s.Generate(ctx, prompt, GenerateOptions{Limit: 2, OnText: func(string, Token) error {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -542,7 +542,7 @@ func TestGoroutines(t *testing.T) {
 
 	must(t, s.Rewind(0))
 	until, cancel := context.WithCancel(ctx)
-	made, err := s.Generate(until, prompt, GenerateOptions{IgnoreEnd: true, OnText: func(string, uint32) error {
+	made, err := s.Generate(until, prompt, GenerateOptions{IgnoreEnd: true, OnText: func(string, Token) error {
 		cancel()
 		time.Sleep(time.Millisecond)
 		return nil

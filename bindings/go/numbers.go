@@ -31,7 +31,7 @@ const (
 	StatusOutOfMemory     Status = C.EMBER_OUT_OF_MEMORY
 	StatusContextFull     Status = C.EMBER_CONTEXT_FULL
 	StatusInvalidToken    Status = C.EMBER_INVALID_TOKEN
-	StatusNoTokens        Status = C.EMBER_NO_TOKENS
+	StatusNoInput         Status = C.EMBER_NO_INPUT
 	StatusBufferTooSmall  Status = C.EMBER_BUFFER_TOO_SMALL
 	StatusNothingPending  Status = C.EMBER_NOTHING_PENDING
 	StatusDecodePending   Status = C.EMBER_DECODE_PENDING

@@ -550,9 +550,9 @@ type GenerateOptions struct {
 	ShowSpecial bool     // spell the names of control tokens
 	IgnoreEnd   bool     // go on behind tokens that end an answer
 	NewText     bool     // the text is an answer and not the rest of the prompt's
-	// OnText gets each piece of text, which may be empty, and the token that was made last. ErrStop ends the generation
-	// without an error; another error ends it and comes back from it.
-	OnText func(text string, token uint32) error
+	// OnText gets each piece of text, which may be empty, and the token that was generated last; its ID is NoToken for text that was
+	// held back until the end. ErrStop ends the generation without an error. Another error ends it and is returned by Generate.
+	OnText func(text string, token Token) error
 }
 
 // ErrStop is returned by OnText to end a generation.
@@ -650,7 +650,7 @@ func (s *Session) Generate(ctx context.Context, prompt []uint32, options Generat
 		return made, ctx.Err()
 	}
 	var text strings.Builder
-	c := &callback{piece: func(piece string, token uint32) error {
+	c := &callback{piece: func(piece string, token Token) error {
 		text.WriteString(piece)
 		if options.OnText == nil {
 			return nil

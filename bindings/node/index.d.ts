@@ -48,14 +48,14 @@ export interface StreamOptions { limit?: number; stops?: string[]; showSpecial?:
 export interface GenerateOptions extends StreamOptions {
   newText?: boolean;
   signal?: AbortSignal;
-  /** Gets each piece of text and the token that was made last; false ends the generation. */
-  onText?: (text: string, token: number) => boolean | void;
+  /** Gets each piece of text and the token that was generated last, or null with text that was held back until the end; false ends the generation. */
+  onText?: (text: string, token: Token | null) => boolean | void;
 }
 export interface Generated { text: string; end: number; stop: number | null; token: number | null; position: number; nTokens: number }
 type Facts = Record<string, number | string>;
 
 declare class Handle {
-  /** Frees it. Throws EMBER_BUSY, and it lives on, while a call with it is running. */
+  /** Frees it. A call with it that is running is interrupted. */
   close(): void;
   readonly closed: boolean;
 }

@@ -511,10 +511,12 @@ class Session extends Handle {
   async generate(prompt = [], options = {}) {
     const out = sized('ember_generate_details');
     let text = '';
-    const take = (user, start, length, token) => {
+    const take = (user, start, length, made) => {
       const piece = copyOf(start, length).toString();
       text += piece;
-      return options.onText && options.onText(piece, token) === false ? 1 : 0;
+      if (!options.onText) return 0;
+      const token = koffi.decode(made, 'ember_token');
+      return options.onText(piece, token.id === constants.EMBER_NO_TOKEN ? null : tokenOf(token)) === false ? 1 : 0;
     };
     const done = onAbort(options.signal, () => this.interrupt());
     try {

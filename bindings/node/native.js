@@ -5,6 +5,7 @@ const koffi = require('koffi');
 
 const constants = Object.freeze({
   EMBER_ABI_VERSION: 0,
+  EMBER_VERSION_NUMBER: 1000,
   EMBER_NO_INDEX: 4294967295,
   EMBER_NO_TOKEN: 4294967295,
   // enum ember_status_code
@@ -32,7 +33,7 @@ const constants = Object.freeze({
   EMBER_OUT_OF_MEMORY: 21,
   EMBER_CONTEXT_FULL: 22,
   EMBER_INVALID_TOKEN: 23,
-  EMBER_NO_TOKENS: 24,
+  EMBER_NO_INPUT: 24,
   EMBER_BUFFER_TOO_SMALL: 25,
   EMBER_NOTHING_PENDING: 26,
   EMBER_DECODE_PENDING: 27,
@@ -155,11 +156,12 @@ const constants = Object.freeze({
 
 koffi.proto('ember_log_fn', 'void', ['void *', 'int32_t', 'void *', 'size_t']);
 koffi.proto('ember_progress_fn', 'int32_t', ['void *', 'float']);
+koffi.proto('ember_free_fn', 'void', ['void *']);
 koffi.proto('ember_release_fn', 'void', ['void *', 'void *', 'uint64_t']);
 koffi.proto('ember_read_at_fn', 'int32_t', ['void *', 'uint64_t', 'void *', 'size_t']);
 koffi.proto('ember_write_fn', 'int32_t', ['void *', 'void *', 'size_t']);
 koffi.proto('ember_read_fn', 'int32_t', ['void *', 'void *', 'size_t', 'size_t *']);
-koffi.proto('ember_piece_fn', 'int32_t', ['void *', 'void *', 'size_t', 'uint32_t']);
+koffi.proto('ember_piece_fn', 'int32_t', ['void *', 'void *', 'size_t', 'void *']);
 
 const structs = {};
 structs.ember_error = koffi.struct('ember_error', {
@@ -194,25 +196,26 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   device: 'uint32_t',
   threads: 'uint32_t',
   weights: 'uint32_t',
-  progress: koffi.pointer('ember_progress_fn'),
-  user: 'void *',
-  next: 'void *',
   files: 'uint32_t',
   flags: 'uint32_t',
-  cpus: 'uint32_t *',
-  cpu_count: 'size_t',
+  split: 'uint32_t',
+  cpu_expert_layers: 'uint32_t',
   thread_priority: 'int32_t',
   log_level: 'int32_t',
   memory_limit: 'uint64_t',
   session_memory_limit: 'uint64_t',
-  log_callback: koffi.pointer('ember_log_fn'),
-  log_user: 'void *',
+  progress: koffi.pointer('ember_progress_fn'),
+  user: 'void *',
+  cpus: 'uint32_t *',
+  cpu_count: 'size_t',
   devices: 'uint32_t *',
   device_count: 'size_t',
   device_layers: 'uint32_t *',
-  split: 'uint32_t',
-  cpu_expert_layers: 'uint32_t',
   group: 'uintptr_t',
+  log_callback: koffi.pointer('ember_log_fn'),
+  log_user: 'void *',
+  log_release: koffi.pointer('ember_free_fn'),
+  next: 'void *',
 });
 structs.ember_model_details = koffi.struct('ember_model_details', {
   struct_size: 'uint32_t',
@@ -220,7 +223,7 @@ structs.ember_model_details = koffi.struct('ember_model_details', {
   vocab_size: 'uint32_t',
   context_length: 'uint32_t',
   layer_count: 'uint32_t',
-  hidden: 'uint32_t',
+  hidden_size: 'uint32_t',
   has_tokenizer: 'uint32_t',
   metadata_count: 'uint32_t',
   parameter_count: 'uint64_t',
@@ -472,7 +475,7 @@ structs.ember_embedder_details = koffi.struct('ember_embedder_details', {
   normalized: 'uint32_t',
   max_tokens: 'uint32_t',
   batch_tokens: 'uint32_t',
-  bytes: 'uint64_t',
+  memory_bytes: 'uint64_t',
 });
 structs.ember_text = koffi.struct('ember_text', {
   text: 'void *',
@@ -484,7 +487,7 @@ structs.ember_adapter_details = koffi.struct('ember_adapter_details', {
   tensor_count: 'uint64_t',
   parameter_count: 'uint64_t',
   file_bytes: 'uint64_t',
-  bytes: 'uint64_t',
+  memory_bytes: 'uint64_t',
   fingerprint: 'uint64_t',
   name: koffi.array('char', 128),
 });
@@ -519,6 +522,7 @@ function open(path) {
   return {
     ember_abi_version: library.func('ember_abi_version', 'uint32_t', []),
     ember_version: library.func('ember_version', 'str', []),
+    ember_version_number: library.func('ember_version_number', 'uint32_t', []),
     ember_status_name: library.func('ember_status_name', 'str', ['int32_t']),
     ember_set_log_callback: library.func('ember_set_log_callback', 'int32_t', ['ember_log_fn *', 'void *', 'int32_t', '_Out_ ember_error *']),
     ember_device_count: library.func('ember_device_count', 'int32_t', ['_Out_ uint32_t *', '_Out_ ember_error *']),

@@ -247,7 +247,7 @@ impl Row<'_> {
     pub fn check(&self) -> Result<()> {
         match self.want {
             Want::Logits | Want::Evaluated if self.tokens.is_empty() => {
-                fail!(NoTokens, "no tokens to append")
+                fail!(NoInput, "no tokens to append")
             }
             Want::Choices { count, .. } => {
                 // The limit of a runner is its own to check: it may be another one by now.

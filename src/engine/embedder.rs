@@ -355,7 +355,7 @@ impl Embedder {
 
     /// Floats of the result of these texts.
     ///
-    /// Errors name the text: `NoTokens`, `ContextFull`, `InvalidToken`.
+    /// Errors name the text: `NoInput`, `ContextFull`, `InvalidToken`.
     pub fn result_len(&self, texts: &Texts) -> Result<usize> {
         let mut rows = 0;
         let mut start = 0;
@@ -377,7 +377,7 @@ impl Embedder {
     fn check(&self, tokens: &[u32]) -> Result<()> {
         let most = self.details.max_tokens;
         if tokens.is_empty() {
-            fail!(NoTokens, "a text of no tokens");
+            fail!(NoInput, "a text of no tokens");
         }
         if tokens.len() > most {
             fail!(

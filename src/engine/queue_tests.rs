@@ -561,14 +561,14 @@ fn a_fork_goes_its_own_way_from_the_same_place() {
         assert_eq!(s.decode().unwrap(), fork.decode().unwrap());
     }
     let mut empty = session().fork().unwrap();
-    assert_eq!(status(empty.decode()), Status::NoTokens);
+    assert_eq!(status(empty.decode()), Status::NoInput);
 }
 
 #[test]
 fn a_profile_changes_nothing() {
     let mut s = session_with(&Arc::default(), drawing());
     let mut expected = session_with(&Arc::default(), drawing());
-    assert_eq!(status(s.profile()), Status::NoTokens);
+    assert_eq!(status(s.profile()), Status::NoInput);
     for s in [&mut s, &mut expected] {
         s.prefill(&[1, 2]).unwrap();
     }

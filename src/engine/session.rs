@@ -220,7 +220,7 @@ impl Session {
 
     /// Appends `tokens` to the context and evaluates them.
     ///
-    /// Errors: `NoTokens`, `InvalidToken`, `ContextFull`, `DecodePending` before anything is done;
+    /// Errors: `NoInput`, `InvalidToken`, `ContextFull`, `DecodePending` before anything is done;
     /// `Interrupted`; those of the backend.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
         let taken = self.take_prompt(tokens);
@@ -251,7 +251,7 @@ impl Session {
     /// Checks that `tokens` can be appended.
     pub(super) fn check_prompt(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
-            fail!(NoTokens, "prefill of no tokens");
+            fail!(NoInput, "prefill of no tokens");
         }
         let before = self.tokens.len();
         if tokens.len() > self.context() - before {
@@ -299,7 +299,7 @@ impl Session {
 
     /// Chooses the next token by the logits of the whole context, appends it and returns it.
     ///
-    /// Errors: `NoTokens` on an empty context, `ContextFull`, `DecodePending`, `Interrupted`,
+    /// Errors: `NoInput` on an empty context, `ContextFull`, `DecodePending`, `Interrupted`,
     /// `Numeric`; `Grammar` if a limit of the grammar was reached; those of the backend.
     pub fn decode(&mut self) -> Result<u32> {
         let result = self.try_decode();
@@ -347,7 +347,7 @@ impl Session {
 
     /// Writes the logits that the next decode chooses by; `out` has one element per token id.
     ///
-    /// Errors: `NoTokens` on an empty context, `DecodePending`, `Interrupted`; those of the
+    /// Errors: `NoInput` on an empty context, `DecodePending`, `Interrupted`; those of the
     /// backend.
     pub fn logits(&mut self, out: &mut [f32]) -> Result<()> {
         let result = self.try_logits(out);
@@ -492,7 +492,7 @@ impl Session {
     /// Evaluates the last token of the context (again) and chooses one, which is forgotten, to see
     /// where the time of a decode goes. The session is as before.
     ///
-    /// Errors: `NoTokens` on an empty context; `DecodePending`; `Interrupted`; those of the backend.
+    /// Errors: `NoInput` on an empty context; `DecodePending`; `Interrupted`; those of the backend.
     pub fn profile(&mut self) -> Result<Profile> {
         let result = self.try_profile();
         self.answered(result)
@@ -555,7 +555,7 @@ impl Session {
 
     pub(super) fn need_tokens(&self) -> Result<()> {
         if self.tokens.is_empty() {
-            fail!(NoTokens, "the context is empty; prefill comes first");
+            fail!(NoInput, "the context is empty; prefill comes first");
         }
         Ok(())
     }

@@ -108,7 +108,7 @@ fn rewind_and_repeat_gives_the_same() {
         assert_eq!(s.decode().unwrap(), next);
         s.rewind(0).unwrap();
         assert_eq!(s.position(), 0);
-        assert_eq!(status(s.decode()), Status::NoTokens);
+        assert_eq!(status(s.decode()), Status::NoInput);
         s.prefill(&[7, 7, 7]).unwrap();
         assert_eq!(decode_all(&mut s, 10), tokens);
         assert_eq!(status(s.rewind(14)), Status::InvalidArgument);
@@ -120,7 +120,7 @@ fn rewind_and_repeat_gives_the_same() {
 fn logits_are_those_of_the_next_choice() {
     let mut s = session();
     let mut logits = [0.0; N_VOCAB];
-    assert_eq!(status(s.logits(&mut logits)), Status::NoTokens);
+    assert_eq!(status(s.logits(&mut logits)), Status::NoInput);
     s.prefill(&[1]).unwrap();
     for _ in 0..5 {
         s.logits(&mut logits).unwrap();
@@ -230,7 +230,7 @@ fn a_full_context_is_told_before_anything_is_done() {
 #[test]
 fn bad_tokens_change_nothing() {
     let mut s = session();
-    assert_eq!(status(s.prefill(&[])), Status::NoTokens);
+    assert_eq!(status(s.prefill(&[])), Status::NoInput);
     let e = s.prefill(&[1, N_VOCAB as u32, 2]).unwrap_err();
     assert_eq!(e.status, Status::InvalidToken);
     assert!(e.message.contains("token 50 at index 1"), "{}", e.message);
@@ -499,7 +499,7 @@ fn a_sync_that_fails_changes_nothing() {
         s.decode().unwrap();
     }
     let before = s.tokens().to_vec();
-    assert_eq!(status(s.sync(&[])), Status::NoTokens);
+    assert_eq!(status(s.sync(&[])), Status::NoInput);
     assert_eq!(status(s.sync(&[1; CONTEXT + 1])), Status::ContextFull);
     let e = s.sync(&[1, 2, N_VOCAB as u32]).unwrap_err();
     assert_eq!((e.status, e.index), (Status::InvalidToken, Some(2)));

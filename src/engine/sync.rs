@@ -10,7 +10,7 @@ impl Session {
     /// evaluates what is missing, so that there are logits. Returns how many tokens were kept. A grammar's answer
     /// begins behind them.
     ///
-    /// Errors: `NoTokens`, `InvalidToken`, `ContextFull`, `DecodePending` before anything is done;
+    /// Errors: `NoInput`, `InvalidToken`, `ContextFull`, `DecodePending` before anything is done;
     /// `Interrupted`; those of the backend. The context is as it was then, but the next call may have to
     /// evaluate tokens of it again.
     pub fn sync(&mut self, tokens: &[u32]) -> Result<usize> {
@@ -21,7 +21,7 @@ impl Session {
     fn try_sync(&mut self, tokens: &[u32]) -> Result<usize> {
         self.begin_work()?;
         if tokens.is_empty() {
-            fail!(NoTokens, "a context of no tokens; a rewind to 0 empties it");
+            fail!(NoInput, "a context of no tokens; a rewind to 0 empties it");
         }
         if tokens.len() > self.context() {
             fail!(

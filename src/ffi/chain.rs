@@ -4,7 +4,8 @@ use super::boundary::{Sized32, read_struct};
 use crate::error::{Result, fail};
 use std::ffi::c_void;
 
-/// Kinds of structs that `next` of an option struct may point to. Later versions may have more.
+/// Kinds of structs that `next` of an option struct may point to. Later versions may have more. A kind that the library does not know is
+/// `EMBER_INVALID_ARGUMENT`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_chain_kind {

@@ -51,9 +51,9 @@ pub unsafe extern "C" fn ember_session_tokens(
 /// Use it for a conversation that has grown or changed: only new tokens are evaluated. If the session has a grammar,
 /// the constrained output begins after these tokens, as it does after a prefill.
 ///
-/// Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index;
-/// `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it
-/// was before; after one that came while tokens were evaluated, the next call evaluates again what had been forgotten.
+/// Errors: `EMBER_NO_INPUT` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index; `EMBER_OUT_OF_MEMORY`;
+/// `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it was before. If the error came while
+/// tokens were evaluated, the next call evaluates again the part of the context whose keys and values were dropped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_sync(
     session: *mut ember_session,

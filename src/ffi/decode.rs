@@ -10,7 +10,7 @@ use crate::error::{Error, Status};
 /// the result does not depend on how tokens are divided among calls. On a GPU, the last token of a call is evaluated
 /// with 8-bit inputs and the others in half precision, so a different division changes logits slightly.
 ///
-/// Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
+/// Errors: `EMBER_NO_INPUT` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
 /// token; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of
 /// them the context is as it was before.
 #[unsafe(no_mangle)]
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ember_prefill_poll(
 /// is evaluated only when a later call needs it. The session does not stop at end tokens, which have the flag
 /// `EMBER_TOKEN_ENDS`.
 ///
-/// Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
+/// Errors: `EMBER_NO_INPUT` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
 /// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
 /// session's grammar was reached; `EMBER_OUT_OF_MEMORY`. After each of them the context is as it was
 /// before.

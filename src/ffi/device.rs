@@ -6,7 +6,7 @@ use crate::backend::DeviceKind;
 use crate::engine::device;
 use std::ffi::c_char;
 
-/// Values of `ember_device_details.kind`.
+/// Values of `ember_device_details.kind`. Later versions may have more: a device that is `usable` can be used whatever its kind is.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_device_kind {

@@ -119,7 +119,7 @@ unsafe impl Sized32 for ember_embedder_options {
 pub struct ember_embedder_details {
     /// `sizeof(ember_embedder_details)`, set by the caller.
     pub struct_size: u32,
-    /// What it makes, a value of `enum ember_pooling` other than `EMBER_POOLING_DEFAULT`.
+    /// What it computes: a value of `enum ember_pooling` other than `EMBER_POOLING_DEFAULT`.
     pub pooling: u32,
     /// Elements of a vector, or scores of a text.
     pub dimension: u32,
@@ -362,10 +362,10 @@ unsafe fn texts<'a>(texts: *const ember_text, count: usize, name: &str) -> Resul
 /// Several texts are evaluated together, up to `batch_tokens` tokens. The bits of a vector do not depend on the texts beside it,
 /// on the number of threads, or on other calls. An embedder that scores writes scores in place of vectors.
 ///
-/// Errors: `EMBER_INVALID_UTF8`; `EMBER_NO_TOKENS` for a text of no tokens; `EMBER_CONTEXT_FULL` for one of more than `max_tokens`; all
+/// Errors: `EMBER_INVALID_UTF8`; `EMBER_NO_INPUT` for a text of no tokens; `EMBER_CONTEXT_FULL` for one of more than `max_tokens`; all
 /// name the text and set `index` of `err`. `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`; `EMBER_INTERRUPTED`; `EMBER_INVALID_ARGUMENT` for a
-/// text for which the tokenizer takes far more work than is usual; `EMBER_INVALID_TOKEN` if the tokenizer has more tokens
-/// than the model; `EMBER_UNSUPPORTED` if the tokenizer is not supported; `EMBER_NUMERIC` if the model gives numbers that are none;
+/// text for which the tokenizer takes far more work than is usual; `EMBER_INVALID_TOKEN` if the tokenizer has more tokens than the model;
+/// `EMBER_UNSUPPORTED` if the tokenizer is not supported; `EMBER_NUMERIC` if the model produces a value that is not a number;
 /// `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_embed(
@@ -436,8 +436,8 @@ pub unsafe extern "C" fn ember_embed_tokens(
 /// `dimension` floats for each document (mostly one, a logit); of a model that answers "yes" or "no", the probability of
 /// "yes". `written` and `capacity` are those of `ember_embed`.
 ///
-/// Errors: those of `ember_embed`; `EMBER_INVALID_ARGUMENT` if the embedder makes vectors; `EMBER_UNSUPPORTED` for a model for which the
-/// form of pairs is not known: of such one, score the tokens of the pairs with `ember_embed_tokens`.
+/// Errors: those of `ember_embed`; `EMBER_INVALID_ARGUMENT` if the embedder makes vectors; `EMBER_UNSUPPORTED` if the library does not
+/// know how the model expects pairs: build their tokens yourself and call `ember_embed_tokens`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_rerank(
     embedder: *mut ember_embedder,

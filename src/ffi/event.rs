@@ -97,9 +97,9 @@ pub unsafe extern "C" fn ember_event_free(event: *mut ember_event) -> ember_stat
     unsafe { call_always(null_mut(), work) }
 }
 
-/// Has a session set `event` from now on whenever `ember_decode_poll`, `ember_prefill_poll` or `ember_generate_next` may return
-/// something else than `EMBER_PENDING`; NULL ends that. A token or the end of a prompt sets it once. A GPU that fails
-/// for good may set nothing, so wait with a limit and poll then, too.
+/// Makes a session set `event` from now on whenever `ember_decode_poll`, `ember_prefill_poll` or `ember_generate_next` may return
+/// something other than `EMBER_PENDING`. NULL ends that. A token or the end of a prompt sets it once. A GPU that fails permanently may
+/// not set it, so wait with a time limit and poll after it, too.
 ///
 /// Errors: `EMBER_BUSY`; `EMBER_DECODE_PENDING`.
 #[unsafe(no_mangle)]

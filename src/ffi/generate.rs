@@ -101,7 +101,7 @@ pub struct ember_generate_details {
     pub end: u32,
     /// Index of the stop string that was met, else `EMBER_NO_INDEX`.
     pub stop: u32,
-    /// The last token that was made, which for `EMBER_END_TOKEN` is the one that ends the answer; `EMBER_NO_TOKEN` if none was.
+    /// The last token that was generated, for `EMBER_END_TOKEN` the one that ends the answer; `EMBER_NO_TOKEN` if there is none.
     pub token: u32,
     /// Where the tokens begin in the context: `ember_session_tokens` from here on writes them all.
     pub position: u64,
@@ -130,7 +130,7 @@ unsafe impl Sized32 for ember_generate_details {
 /// `ember_session_interrupt` ends it with `EMBER_OK` and the reason `EMBER_END_INTERRUPTED`. While the prompt is
 /// evaluated, it ends with the error `EMBER_INTERRUPTED` instead, and nothing was done.
 ///
-/// Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a
+/// Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_INPUT` if there are neither a prompt nor a
 /// context; `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED`
 /// if the model's tokenizer is not supported among them. After an error, the session is as it was before the call,
 /// even if the callback already received text: the same call generates the same tokens again.
@@ -320,9 +320,9 @@ pub unsafe extern "C" fn ember_generate_next(
     unsafe { call(err, work) }
 }
 
-/// Ends a generation that was started, at any time; work under way is interrupted and waited for. All tokens that were returned
-/// are in the context, and so are those of an end token and of a stop string. The reason of the end and the amount of output are
-/// written to `out`, whose `struct_size` the caller has set; it may be NULL.
+/// Ends a generation that was started, at any time. Work that is under way is interrupted and waited for. All tokens that were returned
+/// are in the context, and so are those of an end token and of a stop string. The reason of the end and the amount of output are written
+/// to `out`, whose `struct_size` the caller has set; it may be NULL.
 ///
 /// Errors: `EMBER_NOTHING_PENDING` if no generation was started; `EMBER_BUSY`.
 #[unsafe(no_mangle)]

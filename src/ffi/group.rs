@@ -11,8 +11,9 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A rank's place in a group: several processes, each with one GPU, that have one model together. Each has a share of every layer, as with
-/// `EMBER_SPLIT_TENSORS`, and loads it with `ember_model_options.group`. Functions that take one may be called by any thread at any time.
+/// Membership of this process in a group: several processes, called ranks, each with one GPU, that share one model. Each rank has a share
+/// of every layer, as with `EMBER_SPLIT_TENSORS`, and loads it with `ember_model_options.group`. Functions that take a group may be
+/// called by any thread at any time.
 ///
 /// All ranks call the same functions with the same arguments in the same order: load the same file, create sessions, and prefill, decode
 /// or generate in them, one call at a time. Each rank gets all results, the same ones, bit for bit those of `EMBER_SPLIT_TENSORS` in one
@@ -40,7 +41,7 @@ pub(super) fn group(handle: *const ember_group) -> Result<Option<Arc<Group>>> {
     }
 }
 
-/// Which place a rank has in a group. Zero in `timeout_ms`, `address` and `address_len` means the default.
+/// How to join a group. Zero in `timeout_ms`, `address` and `address_len` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_group_options {
@@ -70,11 +71,11 @@ unsafe impl Sized32 for ember_group_options {
     const NAME: &'static str = "ember_group_options";
 }
 
-/// Takes a place in a group, without waiting for other ranks: the first load with it does that. A group is good for one load, also
-/// for one that fails. The new handle is written to `out` and has to be freed with `ember_group_free`. Any thread may call it.
+/// Joins a group without waiting for the other ranks, which the first load with it does. A group can be used for one load, whether it
+/// succeeds or fails. The new handle is written to `out` and has to be freed with `ember_group_free`. Any thread may call it.
 ///
-/// Rank 0 listens on a TCP port from then until its load ends. Ranks that do not have the id are sent away. What GPUs exchange goes by NCCL, which
-/// has ports of its own and encrypts nothing: use networks that you trust.
+/// Rank 0 listens on a TCP port from then until its load ends. Ranks that do not have the id are sent away. GPUs exchange data through
+/// NCCL, which uses ports of its own and does not encrypt: use networks that you trust.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` (`rank`, `rank_count`, an id of another group or none, an address that is not this machine's);
 /// `EMBER_INVALID_UTF8`; `EMBER_OUT_OF_MEMORY`, also if the process has no file descriptor left.

@@ -198,9 +198,9 @@ pub unsafe extern "C" fn ember_load_poll(
     unsafe { call(err, work) }
 }
 
-/// Has a load end soon with `EMBER_CANCELLED`, unless it has ended already. Does not wait for that. Any thread may call it at any
-/// time. A load that waits for other ranks of its group (`ember_group`) ends, too, and their loads end with the same status. Only while NCCL connects
-/// GPUs does the load go on, for at most `timeout_ms`.
+/// Makes a load end soon with `EMBER_CANCELLED`, unless it has ended already. Does not wait for the end. Any thread may call it at any
+/// time. A load that waits for other ranks of its group (`ember_group`) ends, too, and their loads end with the same status. Only while
+/// NCCL connects GPUs does the load go on, for at most `timeout_ms`.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]

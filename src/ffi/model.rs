@@ -32,10 +32,9 @@ pub(super) fn model(handle: *const ember_model) -> Result<Arc<Model>> {
     MODELS.get(handle.addr())
 }
 
-/// Receives the progress of a load: `fraction` goes from 0 to 1 and never decreases. Return 0 to continue; any other
-/// value stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or
-/// `ember_model_load_from`, without holding a lock, so the callback may call any function of the library. It must
-/// return normally: no `longjmp`, no exception.
+/// Receives the progress of a load: `fraction` goes from 0 to 1 and never decreases. Return 0 to continue and 1 to stop the load with
+/// `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or `ember_model_load_from`, without holding a lock, so the
+/// callback may call any function of the library. It must return normally: no `longjmp`, no exception.
 pub type ember_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, fraction: f32) -> i32>;
 
 /// Values of `ember_model_options.weights`: the type that matrices which take more bytes are
@@ -57,18 +56,17 @@ pub enum ember_weights {
     EMBER_WEIGHTS_Q4_K_M = 4,
 }
 
-/// Values of `ember_model_options.files`: how the CPU accesses the weights. For a GPU, they are always read, once,
-/// to its own memory, and needs the files no longer when the model is loaded.
+/// Values of `ember_model_options.files`: how the CPU accesses the weights. For a GPU, the files are always read once into its own memory
+/// and are not needed after the load.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_files {
-    /// The files are mapped. Loading is fast, processes share the memory, and the system can drop pages and read them
-    /// again, so a model may be larger than the free memory. The risk: the files must not be overwritten or shortened
-    /// while the model is in use, because the system ends a process (`SIGBUS`) that reads a mapping beyond the end of
-    /// its file. Calls that find a changed file when they begin return `EMBER_FILE_TRUNCATED` or
-    /// `EMBER_FILE_CORRUPT`, but a file that shrinks during a call ends the process. It is safe to replace a file by
-    /// writing the new one under another name and renaming it, as package managers and most downloads do, and to
-    /// delete it. A removed medium or a network drive that fails has the same effect as a file that shrinks.
+    /// The files are mapped. Loading is fast, processes share the memory, and the system can drop pages and read them again, so a model
+    /// may be larger than the free memory. The files must not be overwritten or shortened while the model is in use, because the system
+    /// ends a process (`SIGBUS`) that reads a mapping beyond the end of its file. Calls that find a changed file when they begin return
+    /// `EMBER_FILE_TRUNCATED` or `EMBER_FILE_CORRUPT`, but a file that shrinks during a call ends the process. It is safe to replace a
+    /// file by writing the new one under another name and renaming it, as package managers and most downloads do, and to delete it. A
+    /// removed medium or a network drive that fails has the same effect as a file that shrinks.
     EMBER_FILES_MAPPED = 0,
     /// The files are read into memory that the model owns, in huge pages where the system has them. Loading takes as
     /// long as reading the files, and fails with `EMBER_OUT_OF_MEMORY` if there is not enough memory. After loading,
@@ -97,7 +95,7 @@ pub enum ember_split {
 pub struct ember_model_options {
     /// `sizeof(ember_model_options)`.
     pub struct_size: u32,
-    /// Index of the device, as `ember_device_info` counts them; 0 is the best one. Not used where `devices` has any.
+    /// Index of the device, as for `ember_device_info`; 0 is the best one. Ignored if `device_count` is not 0.
     pub device: u32,
     /// Threads that work on the CPU, at most 1024; 0 means one per physical core. All sessions of
     /// the model share them. They sleep when there is nothing to do and end with the model. Threads of
@@ -117,10 +115,10 @@ pub struct ember_model_options {
     /// Pieces of prompts of at least 256 tokens are evaluated on the GPU alone, which keeps room for the experts of one layer. If
     /// `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
     pub cpu_expert_layers: u32,
-    /// Priority of the library's threads beside the thread that loads the model: less than 0 gives way to others, more than 0
-    /// goes first where the system allows it. On Linux, steps of nice values; on Windows, from -2 to 2.
+    /// Priority of the library's threads relative to the thread that loads the model: less than 0 gives way to others, more than 0 goes
+    /// first if the system allows it. On Linux, it is subtracted from the nice value; on Windows, it is from -2 to 2. Ignored elsewhere.
     pub thread_priority: i32,
-    /// With `log_callback`, the level up to which it is called, a value of `enum ember_log_level`; without, 0.
+    /// The level up to which `log_callback` is called, a value of `enum ember_log_level`; 0 if there is no `log_callback`.
     pub log_level: i32,
     /// Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
     /// that its sessions share. 0 for no limit. As many of the last layers as fit are on the GPU, the others on the CPU;
@@ -139,10 +137,10 @@ pub struct ember_model_options {
     pub progress: ember_progress_fn,
     /// Passed to `progress`; may be NULL.
     pub user: *mut c_void,
-    /// Numbers of the logical processors that the library's threads may run on, as the system counts them from 0 to 1023; for
-    /// none, the system chooses. Linux and Windows (there the first 64); elsewhere it is ignored, as the priority is.
+    /// Numbers of the logical processors that the library's threads may run on, as the system counts them, from 0 to 1023. NULL with a
+    /// `cpu_count` of 0 lets the system choose. Used on Linux and on Windows (there, the first 64); ignored elsewhere.
     pub cpus: *const u32,
-    /// Number of `cpus`.
+    /// Number of elements of `cpus`.
     pub cpu_count: usize,
     /// Indices of the devices that share the model's layers, 1 to 16, or NULL for `device` alone. The first device has the first
     /// layers, the last one the head. The devices work one after another on a token, and at the same time on different sessions and
@@ -155,8 +153,8 @@ pub struct ember_model_options {
     /// same layers; where `memory_limit` does not allow that, each GPU gets as many as it has room for, from the last one on, and
     /// the CPU the first layers.
     pub device_layers: *const u32,
-    /// NULL, or this rank's place in a group of processes that have the model together (`ember_group`). `device` is the GPU of this
-    /// rank, and `devices` is NULL. The load waits until all ranks load the model. It does not take over the handle.
+    /// NULL, or the group of processes that this process shares the model with (`ember_group`). `device` is the GPU of this rank, and
+    /// `devices` is NULL. The load waits until all ranks load the model. The handle still belongs to the caller.
     pub group: *const ember_group,
     /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
     /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
@@ -175,12 +173,12 @@ pub struct ember_model_options {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_model_flags {
-    /// What a call waits for is computed on the thread of the caller alone, so that a thread of the library which the system
-    /// runs late holds nothing up. Started decodes, prompts and batches use all threads. Only for CPUs.
+    /// Calls that return a result compute on the caller's thread alone, so that they never wait for a thread of the library that the
+    /// system schedules late. Started decodes, prompts and batches use all threads. Only for CPUs.
     EMBER_MODEL_NEVER_WAIT = 1,
-    /// The model's head for multi-token prediction (MTP) is loaded as well, for `EMBER_DRAFTS_HEADS`. Without this flag, heads are left
-    /// out. A model without heads loads as ever. Of several heads, the first one is loaded. The estimate of a model counts it, and
-    /// what a session has for its drafts.
+    /// Load the model's head for multi-token prediction (MTP) as well, for `EMBER_DRAFTS_HEADS`. Without this flag, heads are not loaded.
+    /// The flag has no effect on a model without heads. Of several heads, the first one is loaded. `ember_model_estimate` includes the
+    /// head and what a session has for its drafts.
     EMBER_MODEL_DRAFT_HEADS = 2,
 }
 

@@ -38,7 +38,7 @@ unsafe impl Sized32 for ember_profile_entry {
 /// number that is enough. Work that a device does at the same time is counted as the kind that
 /// reads more memory. The session is unchanged, and decodes that are not profiled are not slowed down.
 ///
-/// Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_TOKENS` for an empty
+/// Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_INPUT` for an empty
 /// context; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_profile(

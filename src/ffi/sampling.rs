@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// As many as there are log-probabilities.
 type Few<T> = ArrayVec<T, MAX_LOGPROBS>;
 
-/// What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
+/// What is added to the logit of a token: an element of `ember_sampling_options.logit_bias`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_logit_bias {
@@ -44,7 +44,7 @@ pub struct ember_dry_breaker {
 /// How the next token is chosen. Zero in every field but `struct_size` means the default, which is
 /// to take the most probable token.
 ///
-/// The stages, in this order:
+/// The stages, in this order. Later versions may add stages between them that are off by default:
 ///
 /// 1. `logit_bias` is added to the model's logits.
 /// 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:

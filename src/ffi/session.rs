@@ -398,7 +398,7 @@ pub unsafe extern "C" fn ember_session_fork(
 /// id. `capacity` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
 /// yet.
 ///
-/// Errors: `EMBER_BUFFER_TOO_SMALL` if `capacity` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
+/// Errors: `EMBER_BUFFER_TOO_SMALL` if `capacity` is less than `vocab_size`; `EMBER_NO_INPUT` for an
 /// empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
 /// error, `out` is unchanged.
 #[unsafe(no_mangle)]

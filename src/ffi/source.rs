@@ -19,15 +19,16 @@ pub enum ember_source_flags {
     EMBER_SOURCE_BORROW = 1,
 }
 
-/// Called when the library no longer needs borrowed bytes: once for each load that succeeded, on the thread that
-/// frees the model or its last session, or on the thread that loads it onto a GPU, possibly before
-/// `ember_model_load_from` returns. It must return normally: no `longjmp`, no exception.
+/// Called when the library no longer needs borrowed bytes: once for each load that succeeded, on the thread that frees the model or its
+/// last session, or on the thread that loads it onto a GPU, possibly before `ember_model_load_from` returns. It may call every function
+/// of the library. It must return normally: no `longjmp`, no exception.
 pub type ember_release_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, bytes: *const c_void, size: u64)>;
 
-/// Writes `count` bytes of the file from `offset` on to `bytes`; all of them lie within the file. Returning anything but 0 ends the load with
-/// `EMBER_IO`. Called while `ember_model_load_from` runs, on its thread and on threads of the library, but never twice at once. It may call
-/// every function of the library. It must return normally: no `longjmp`, no exception.
+/// Writes `count` bytes of the file from `offset` on to `bytes`; all of them lie within the file. Return 0 if all bytes were written. Any
+/// other value ends the load with `EMBER_IO`, and its message has the value. Called while `ember_model_load_from` runs, on its thread and
+/// on threads of the library, but never twice at once. It may call every function of the library. It must return normally: no `longjmp`,
+/// no exception.
 pub type ember_read_at_fn = Option<
     unsafe extern "C" fn(user: *mut c_void, offset: u64, bytes: *mut c_void, count: usize) -> i32,
 >;
@@ -49,7 +50,7 @@ pub struct ember_model_source {
     pub release: ember_release_fn,
     /// Reads the file.
     pub read: ember_read_at_fn,
-    /// Handed to `release` and `read`; may be NULL.
+    /// Passed to `release` and `read`; may be NULL.
     pub user: *mut c_void,
 }
 

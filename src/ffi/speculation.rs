@@ -167,7 +167,7 @@ fn engine_options(given: &ember_speculation_options) -> Result<DraftOptions> {
     })
 }
 
-/// Writes what a session's drafts have come to, to `out`, whose `struct_size` the caller has set.
+/// Writes counts of a session's drafts to `out`, whose `struct_size` the caller has set.
 ///
 /// Errors: `EMBER_BUSY`.
 #[unsafe(no_mangle)]

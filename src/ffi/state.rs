@@ -118,13 +118,13 @@ pub struct ember_state_details {
     pub architecture: [c_char; 64],
     /// The name of the model; may be empty.
     pub model_name: [c_char; 128],
-    /// Number of adapters that the session used.
+    /// Number of adapters that the session used. If there are more than 16, the next two arrays have the first 16.
     pub adapter_count: u32,
     /// 0.
     pub reserved: u32,
-    /// Fingerprints of these, as in `ember_adapter_details`.
+    /// Fingerprints of the adapters, as in `ember_adapter_details`; 0 in elements without one.
     pub adapter_fingerprints: [u64; 16],
-    /// Their scales.
+    /// Scales of the adapters; 0 in elements without one.
     pub adapter_scales: [f32; 16],
 }
 
@@ -133,16 +133,15 @@ unsafe impl Sized32 for ember_state_details {
     const NAME: &'static str = "ember_state_details";
 }
 
-/// Takes the next `count` bytes of a session that is being saved. A result other than 0 stops saving
-/// with `EMBER_CANCELLED`. Called on the thread that saves. It must return normally (no `longjmp`, no
-/// exception), and may not use the session.
+/// Takes the next `count` bytes of a session that is being saved. Return 0 to continue and 1 to stop saving with `EMBER_CANCELLED`.
+/// Called on the thread that saves. It may call every function of the library, but those that need this session for themselves return
+/// `EMBER_BUSY`. It must return normally: no `longjmp`, no exception.
 pub type ember_write_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, bytes: *const c_void, count: usize) -> i32>;
 
-/// Writes the next bytes of a saved session to `bytes`, at most `capacity`, and their number to
-/// `count`, which is 0 on entry; 0 means the end. A result other than 0 stops restoring with
-/// `EMBER_CANCELLED`. Called on the thread that restores. It must return normally (no `longjmp`, no
-/// exception).
+/// Writes the next bytes of a saved session to `bytes`, at most `capacity`, and their number to `count`, which is 0 on entry; 0 means the
+/// end. Return 0 to continue and 1 to stop restoring with `EMBER_CANCELLED`. Called on the thread that restores. It may call every
+/// function of the library. It must return normally: no `longjmp`, no exception.
 pub type ember_read_fn = Option<
     unsafe extern "C" fn(
         user: *mut c_void,

@@ -131,8 +131,8 @@ pub(super) unsafe fn stop_strings<'a>(stops: &[ember_stop]) -> Result<Vec<&'a st
     Ok(strings)
 }
 
-/// Makes a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle
-/// is written to `out` and has to be freed with `ember_text_stream_free`. Any thread may call it.
+/// Creates a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle is written to `out` and has to be
+/// freed with `ember_text_stream_free`. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` for unknown flags, an empty stop string, one that is too long,
 /// too many; `EMBER_INVALID_UTF8` in one of them; `EMBER_UNSUPPORTED` if the model's tokenizer is
@@ -246,8 +246,8 @@ pub unsafe extern "C" fn ember_text_stream_finish(
     unsafe { call(err, work) }
 }
 
-/// Writes to `out`, whose `struct_size` the caller has set, how far a stream is since its start or
-/// the last `ember_text_stream_finish`. Any thread may call it.
+/// Writes the progress of a stream since its creation or the last `ember_text_stream_finish` to `out`, whose `struct_size` the caller has
+/// set. Any thread may call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_text_stream_info(
     stream: *const ember_text_stream,

@@ -23,7 +23,7 @@ pub struct ember_tokenizer_details {
     pub eos: u32,
     /// The token for text that has none.
     pub unknown: u32,
-    /// The token that fills up the sequences of a batch in training.
+    /// The token that pads shorter sequences of a batch in training.
     pub padding: u32,
     /// 1 if `ember_tokenize` puts `bos` before a text unless the text continues others (`EMBER_TOKENIZE_CONTINUE`),
     /// else 0.

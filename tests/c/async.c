@@ -219,7 +219,7 @@ static void batches(const ember_model *model) {
     STATUS(ember_decode_batch_start(twice, 0, &err), EMBER_INVALID_ARGUMENT);
     STATUS(ember_decode_batch_start(NULL, 2, &err), EMBER_NULL_POINTER);
     twice[1] = create(model, NULL);
-    STATUS(ember_decode_batch_start(twice, 2, &err), EMBER_NO_TOKENS);
+    STATUS(ember_decode_batch_start(twice, 2, &err), EMBER_NO_INPUT);
     CHECK(err.index == 1);
     STATUS(ember_decode_poll(together[0], &token, &err), EMBER_NOTHING_PENDING);
     CHECK(ember_session_free(twice[1]) == EMBER_OK);
@@ -292,7 +292,7 @@ struct text {
     size_t len, pieces;
 };
 
-static int32_t add_piece(void *user, const char *text, size_t len, uint32_t token) {
+static int32_t add_piece(void *user, const char *text, size_t len, const ember_token *token) {
     struct text *t = (struct text *)user;
     (void)token;
     memcpy(t->bytes + t->len, text, len);
@@ -373,7 +373,7 @@ static void pulled_in_part(const ember_model *model) {
     uint32_t first, second;
     memset(&o, 0, sizeof o);
     o.struct_size = sizeof o;
-    STATUS(ember_generate_start(session, &o, &err), EMBER_NO_TOKENS);
+    STATUS(ember_generate_start(session, &o, &err), EMBER_NO_INPUT);
     o.prompt = PROMPT;
     o.prompt_count = 7;
     d.struct_size = sizeof d;

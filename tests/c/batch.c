@@ -84,7 +84,7 @@ static void bad_batches(const ember_model *model, const ember_model *other) {
     for (i = 0; i < 3; i++) CHECK(tokens[i] == 77 && position_of(good[i]) == position_of(expected[i]));
     /* A session that fails is as before, and the others go on. */
     s[2] = create(model, NULL);
-    STATUS(batch_ids(s, 3, tokens, &err), EMBER_NO_TOKENS);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_NO_INPUT);
     SAYS("index 2");
     for (i = 0; i < 2; i++) CHECK(tokens[i] == decode(expected[i]));
     CHECK(tokens[2] == 77 && ember_session_free(s[2]) == EMBER_OK);
@@ -281,7 +281,7 @@ static void profiles(const ember_model *model) {
         OK(ember_session_profile(session, entries, 16, &count, &err));
     }
     OK(ember_session_rewind(session, 0, &err));
-    STATUS(ember_session_profile(session, entries, 16, &count, &err), EMBER_NO_TOKENS);
+    STATUS(ember_session_profile(session, entries, 16, &count, &err), EMBER_NO_INPUT);
     CHECK(ember_session_free(session) == EMBER_OK);
     CHECK(ember_session_free(plain) == EMBER_OK);
 }

@@ -132,7 +132,7 @@ static void streams(const ember_model *model) {
     STATUS(ember_text_stream_push(stream, wrong, 2, text, sizeof text, &len, &err), EMBER_INVALID_TOKEN);
     STATUS(ember_text_stream_push(stream, tokens, 2, text, 0, &len, &err), EMBER_BUFFER_TOO_SMALL);
     OK(ember_text_stream_info(stream, &details, &err));
-    CHECK(details.tokens == 0 && details.stopped == 0);
+    CHECK(details.tokens == 0 && details.stopped == 0 && details.stop == EMBER_NO_INDEX);
     for (i = 0; i < count; i++) {
         OK(ember_text_stream_push(stream, &tokens[i], 1, text + made, sizeof text - made, &len, &err));
         made += len;

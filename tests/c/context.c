@@ -110,7 +110,7 @@ static void syncing(const ember_model *model) {
 
     /* Refused, with everything as it was. */
     kept = 99;
-    STATUS(ember_session_sync(session, tokens, 0, &kept, &err), EMBER_NO_TOKENS);
+    STATUS(ember_session_sync(session, tokens, 0, &kept, &err), EMBER_NO_INPUT);
     STATUS(ember_session_sync(session, NULL, 3, &kept, &err), EMBER_NULL_POINTER);
     bad[0] = 1, bad[1] = 2, bad[2] = N_VOCAB;
     STATUS(ember_session_sync(session, bad, 3, &kept, &err), EMBER_INVALID_TOKEN);

@@ -62,7 +62,7 @@ static void texts(ember_model *model) {
     OK(ember_tokenize(model, NULL, 0, 0, tokens, 20, counts, &err));
     for (i = 0; i < 2; i++) {
         const ember_text empty = text_of(i == 0 ? "" : NULL, 0);
-        STATUS(ember_embed(embedder, &empty, 1, out + width, width, &written, &err), counts[0] > 0 ? EMBER_OK : EMBER_NO_TOKENS);
+        STATUS(ember_embed(embedder, &empty, 1, out + width, width, &written, &err), counts[0] > 0 ? EMBER_OK : EMBER_NO_INPUT);
         if (counts[0] == 0) continue;
         OK(ember_embed_tokens(embedder, tokens, counts[0], counts, 1, out, width, &written, &err));
         CHECK(memcmp(out + width, out, width * sizeof *out) == 0);
@@ -92,7 +92,7 @@ static void texts(ember_model *model) {
     for (i = 0; i < 20; i++) tokens[i] = (uint32_t)i + 1;
     counts[0] = 3;
     counts[1] = 0;
-    STATUS(ember_embed_tokens(embedder, tokens, 3, counts, 2, out, 3 * width, &written, &err), EMBER_NO_TOKENS);
+    STATUS(ember_embed_tokens(embedder, tokens, 3, counts, 2, out, 3 * width, &written, &err), EMBER_NO_INPUT);
     CHECK(err.index == 1);
     counts[1] = 17;
     STATUS(ember_embed_tokens(embedder, tokens, 20, counts, 2, out, 3 * width, &written, &err), EMBER_CONTEXT_FULL);

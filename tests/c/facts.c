@@ -221,7 +221,7 @@ static void indices(const ember_model *model) {
 
     for (i = 0; i < 3; i++) sessions[i] = create(model, NULL);
     for (i = 0; i < 2; i++) OK(ember_prefill(sessions[i], BAD, 3, &err));
-    STATUS(batch_ids(sessions, 3, tokens, &err), EMBER_NO_TOKENS);
+    STATUS(batch_ids(sessions, 3, tokens, &err), EMBER_NO_INPUT);
     CHECK(err.index == 2);
     CHECK(ember_session_free(sessions[1]) == EMBER_OK);
     STATUS(batch_ids(sessions, 3, tokens, &err), EMBER_INVALID_HANDLE);

@@ -19,23 +19,27 @@ struct pieces {
     /* Ends the generation with this call, counted from 1; or interrupts it. */
     size_t stop_at, interrupt_at;
     int nested;
+    /* Whether the session was asked for log-probabilities. */
+    int logprobs;
 };
 
 static void busy(struct pieces *p);
 
-static int32_t piece(void *user, const char *text, size_t len, uint32_t token) {
+static int32_t piece(void *user, const char *text, size_t len, const ember_token *token) {
     struct pieces *p = (struct pieces *)user;
+    CHECK(token->struct_size >= sizeof *token && token->status == EMBER_OK);
     CHECK(p->len + len < sizeof p->text);
     memcpy(p->text + p->len, text, len);
     p->len += len;
     p->text[p->len] = 0;
-    if (token == EMBER_NO_TOKEN) {
-        CHECK(len > 0);
+    if (token->id == EMBER_NO_TOKEN) {
+        CHECK(len > 0 && token->flags == 0);
         p->n_flushed++;
         return 1;
     }
     CHECK(p->n_flushed == 0 && p->n_calls < MOST);
-    p->tokens[p->n_calls++] = token;
+    CHECK(((token->flags & EMBER_TOKEN_HAS_LOGPROB) != 0) == p->logprobs && token->logprob <= 0);
+    p->tokens[p->n_calls++] = token->id;
     if (p->nested) busy(p);
     if (p->n_calls == p->interrupt_at) CHECK(ember_session_interrupt(p->session) == EMBER_OK);
     return p->n_calls == p->stop_at;
@@ -71,6 +75,7 @@ static ember_session *sampling(const ember_model *model) {
     o.sampling = &s;
     s.temperature = 0.9f;
     s.seed = 11;
+    s.logprobs = 1;
     return create(model, &o);
 }
 
@@ -98,6 +103,7 @@ static void like_the_loop(const ember_model *model) {
         char text[4096];
         size_t len;
         p = none(model, session);
+        p.logprobs = 1;
         o.prompt = i == 0 ? PROMPT : NULL;
         o.prompt_count = i == 0 ? N_PROMPT : 0;
         o.limit = LIMITS[i];
@@ -303,7 +309,7 @@ static void full_contexts_and_errors(const ember_model *model) {
     ember_model *other;
     s.context = 12;
     session = create(model, &s);
-    STATUS(ember_generate(session, &o, &d, &err), EMBER_NO_TOKENS);
+    STATUS(ember_generate(session, &o, &d, &err), EMBER_NO_INPUT);
     CHECK(d.end == 0x55555555);
     o.prompt = PROMPT;
     o.prompt_count = N_PROMPT;

@@ -216,6 +216,12 @@ static void on_own_log(void *user, int32_t level, const char *message, size_t le
     if (len > 6 && memcmp(message, "loaded", 6) == 0) log->named++;
 }
 
+static void on_release(void *user) {
+    struct log *log = (struct log *)user;
+    CHECK(cpu_device() < 1000);
+    log->messages = -1000 * (log->messages >= 0);
+}
+
 static void logging(const char *path) {
     struct log log = {0, 0};
     STATUS(ember_set_log_callback(on_log, &log, 0, &err), EMBER_INVALID_ARGUMENT);
@@ -241,6 +247,10 @@ static void logging_of_a_model(const char *path) {
     o.log_level = EMBER_LOG_INFO;
     STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
     SAYS("log_level");
+    o.log_level = 0;
+    o.log_release = on_release;
+    STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("log_release");
     o.log_callback = on_own_log;
     o.log_user = &own;
     o.log_level = 5;
@@ -257,10 +267,41 @@ static void logging_of_a_model(const char *path) {
         CHECK(own.messages == before + 1 && other.messages == 0);
         CHECK(ember_session_free(session) == EMBER_OK);
     }
-    CHECK(ember_model_free(model) == EMBER_OK);
+    /* What it gets is given back with the last session, and once. */
+    {
+        ember_session *session = NULL;
+        OK(ember_session_create(model, NULL, &session, &err));
+        CHECK(ember_model_free(model) == EMBER_OK);
+        CHECK(own.messages > 0);
+        CHECK(ember_session_free(session) == EMBER_OK);
+        CHECK(own.messages == -1000);
+    }
     CHECK(ember_model_free(load(path)) == EMBER_OK);
     CHECK(own.named == 1 && other.named == 1);
     OK(ember_set_log_callback(NULL, NULL, 0, &err));
+
+    /* Not by a load that fails, nor by an estimate. */
+    own.messages = own.named = 0;
+    STATUS(ember_model_load("/nowhere.gguf", 13, &o, &model, &err), EMBER_FILE_NOT_FOUND);
+    {
+        ember_estimate estimate = {0};
+        estimate.struct_size = sizeof estimate;
+        OK(ember_model_estimate(path, strlen(path), &o, NULL, &estimate, &err));
+    }
+    CHECK(own.messages >= 0);
+    /* A load that was started takes it, whatever becomes of it. */
+    {
+        ember_load *started = NULL;
+        OK(ember_model_load_start("/nowhere.gguf", 13, &o, NULL, &started, &err));
+        CHECK(ember_load_free(started) == EMBER_OK);
+        CHECK(own.messages == -1000);
+        own.messages = 0;
+        STATUS(ember_model_load_start("", 0, &o, NULL, &started, &err), EMBER_INVALID_ARGUMENT);
+        CHECK(own.messages == 0);
+        OK(ember_model_load_start(path, strlen(path), &o, NULL, &started, &err));
+        CHECK(ember_load_free(started) == EMBER_OK);
+        CHECK(own.messages == -1000);
+    }
 }
 
 int main(int argc, char **argv) {

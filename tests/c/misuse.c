@@ -23,7 +23,7 @@ static void null_pointers(const char *path, ember_model *model) {
     STATUS(ember_session_logits(session, NULL, 10, &err), EMBER_NULL_POINTER);
     STATUS(ember_prefill(session, NULL, 1, &err), EMBER_NULL_POINTER);
     SAYS("tokens");
-    STATUS(ember_prefill(session, NULL, 0, &err), EMBER_NO_TOKENS);
+    STATUS(ember_prefill(session, NULL, 0, &err), EMBER_NO_INPUT);
     STATUS(decode_id(session, NULL, &err), EMBER_NULL_POINTER);
     STATUS(poll_id(session, NULL, &err), EMBER_NULL_POINTER);
     STATUS(ember_tokenize(model, NULL, 1, 0, &token, 1, &n, &err), EMBER_NULL_POINTER);
@@ -275,6 +275,11 @@ int main(int argc, char **argv) {
     ember_model *model;
     CHECK(argc == 2);
     CHECK(ember_abi_version() == EMBER_ABI_VERSION);
+    {
+        char version[40];
+        sprintf(version, "%d.%d.%d", EMBER_VERSION_NUMBER / 1000000, EMBER_VERSION_NUMBER / 1000 % 1000, EMBER_VERSION_NUMBER % 1000);
+        CHECK(ember_version_number() == EMBER_VERSION_NUMBER && strcmp(ember_version(), version) == 0);
+    }
     CHECK(strchr(ember_version(), '.') != NULL);
     CHECK(strcmp(ember_status_name(EMBER_BUSY), "EMBER_BUSY") == 0);
     CHECK(strcmp(ember_status_name(-7), "EMBER_UNKNOWN") == 0);

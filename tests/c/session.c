@@ -133,8 +133,8 @@ static void rewinding(const ember_model *model, const ember_session_options *o) 
         if (at == 0) {
             uint32_t token = 77;
             float logit = 77;
-            STATUS(decode_id(session, &token, &err), EMBER_NO_TOKENS);
-            STATUS(ember_decode_start(session, &err), EMBER_NO_TOKENS);
+            STATUS(decode_id(session, &token, &err), EMBER_NO_INPUT);
+            STATUS(ember_decode_start(session, &err), EMBER_NO_INPUT);
             STATUS(ember_session_logits(session, &logit, 1, &err), EMBER_BUFFER_TOO_SMALL);
             CHECK(token == 77 && logit == 77);
         }
@@ -178,7 +178,7 @@ static void bad_tokens(const ember_model *model) {
     STATUS(ember_prefill(session, bad, 3, &err), EMBER_INVALID_TOKEN);
     SAYS("1424");
     STATUS(ember_prefill(session, &worse, 1, &err), EMBER_INVALID_TOKEN);
-    STATUS(ember_prefill(session, bad, 0, &err), EMBER_NO_TOKENS);
+    STATUS(ember_prefill(session, bad, 0, &err), EMBER_NO_INPUT);
     CHECK(position_of(session) == N_PROMPT);
     same_tokens(session, tokens, N_DECODED);
     CHECK(ember_session_free(session) == EMBER_OK);

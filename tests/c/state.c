@@ -150,7 +150,7 @@ static void prefills(const ember_model *model) {
     OK(ember_session_create(model, NULL, &alone, &err));
     OK(ember_prefill(alone, tokens, 700, &err));
     STATUS(ember_prefill_poll(session, &evaluated, &err), EMBER_NOTHING_PENDING);
-    STATUS(ember_prefill_start(session, tokens, 0, &err), EMBER_NO_TOKENS);
+    STATUS(ember_prefill_start(session, tokens, 0, &err), EMBER_NO_INPUT);
     OK(ember_prefill_start(session, tokens, 700, &err));
     STATUS(ember_prefill(session, tokens, 1, &err), EMBER_DECODE_PENDING);
     STATUS(decode_id(session, &token, &err), EMBER_DECODE_PENDING);

@@ -50,6 +50,7 @@ void state_info(World &w);
 
 void abi_version(World &w);
 void version(World &w);
+void version_number(World &w);
 void status_name(World &w);
 void set_log_callback(World &w);
 void device_count(World &w);

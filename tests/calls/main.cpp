@@ -29,6 +29,7 @@
 const std::vector<Function> FUNCTIONS = {
     {"ember_abi_version", 1, calls::abi_version},
     {"ember_version", 1, calls::version},
+    {"ember_version_number", 1, calls::version_number},
     {"ember_status_name", 2, calls::status_name},
     {"ember_set_log_callback", 4, calls::set_log_callback},
     {"ember_device_count", 2, calls::device_count},

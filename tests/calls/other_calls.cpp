@@ -16,6 +16,10 @@ void abi_version(World &w) {
 void version(World &w) {
     w.call("ember_version", "", {EMBER_OK}, [](ember_error *) { return strchr(ember_version(), '.') ? EMBER_OK : EMBER_INTERNAL; }, false);
 }
+void version_number(World &w) {
+    auto same = [](ember_error *) { return ember_version_number() == EMBER_VERSION_NUMBER ? EMBER_OK : EMBER_INTERNAL; };
+    w.call("ember_version_number", "", {EMBER_OK}, same, false);
+}
 void status_name(World &w) {
     ember_status status = w.random.chance(50) ? ember_status(w.random.next()) : ember_status(w.random.below(50));
     w.call("ember_status_name", to_string(status), {EMBER_OK}, [&](ember_error *) {

@@ -26,7 +26,7 @@ static Statuses when_idle(const Session *s, Statuses wanted) {
 static Statuses choice(const Session *s, uint64_t count) {
     if (!s) return {};
     if (!s->idle()) return {EMBER_DECODE_PENDING};
-    if (s->position == 0) return {EMBER_NO_TOKENS};
+    if (s->position == 0) return {EMBER_NO_INPUT};
     if (count > s->context - s->position) return {EMBER_CONTEXT_FULL};
     if (!s->predictable()) return {};
     /* All that the grammar allows may be banned. */
@@ -174,7 +174,7 @@ void logits(World &w) {
     std::shared_ptr<Buffer<float>> out;
     auto *place = w.array(out, n);
     Statuses wanted;
-    if (s.known && s.known->idle() && n >= need) wanted = when_idle(s.known, {s.known->position ? EMBER_OK : EMBER_NO_TOKENS});
+    if (s.known && s.known->idle() && n >= need) wanted = when_idle(s.known, {s.known->position ? EMBER_OK : EMBER_NO_INPUT});
     if (s.known && s.known->idle() && s.known->position && n < need) wanted = {EMBER_BUFFER_TOO_SMALL};
     w.call("ember_session_logits", hex(s.handle) + ", " + to_string(n), wanted,
            [&](ember_error *e) { return ember_session_logits(s.handle, place, n, e); });
@@ -229,7 +229,7 @@ void sync(World &w) {
     auto *k = w.out(kept, false, true);
     Statuses wanted;
     if (s.known && s.known->idle()) {
-        if (list.empty()) wanted = {EMBER_NO_TOKENS};
+        if (list.empty()) wanted = {EMBER_NO_INPUT};
         else if (list.size() > s.known->context || !known) wanted = {EMBER_CONTEXT_FULL, EMBER_INVALID_TOKEN};
         else if (s.known->predictable()) wanted = {EMBER_OK};
     }
@@ -249,11 +249,12 @@ struct Pieces {
     size_t count, bytes;
 };
 
-static int32_t take_piece(void *user, const char *text, size_t len, uint32_t token) {
+static int32_t take_piece(void *user, const char *text, size_t len, const ember_token *token) {
     auto &p = *static_cast<Pieces *>(user);
     ember_token other = {};
     other.struct_size = sizeof other;
-    if ((len && !text) || (token == EMBER_NO_TOKEN && !len)) failed("a piece of %zu bytes with token %u", len, token);
+    if (!token || token->struct_size < sizeof other || token->status) failed("a piece has no token");
+    if ((len && !text) || (token->id == EMBER_NO_TOKEN && (!len || token->flags))) failed("a piece of %zu bytes with token %u", len, token->id);
     p.count++;
     p.bytes += len;
     if (p.world->random.chance(10)) {
@@ -350,7 +351,7 @@ static void prompt(World &w, bool start) {
     w.must_fail |= null;
     Statuses wanted;
     if (s.known && !s.known->idle()) wanted = {EMBER_DECODE_PENDING};
-    else if (s.known && n == 0) wanted = {EMBER_NO_TOKENS};
+    else if (s.known && n == 0) wanted = {EMBER_NO_INPUT};
     else if (s.known && n > s.known->context - s.known->position) wanted = {EMBER_CONTEXT_FULL};
     else if (s.known && !known) wanted = {EMBER_INVALID_TOKEN};
     else if (s.known && s.known->predictable()) wanted = {EMBER_OK};

@@ -367,7 +367,7 @@ fn what_does_not_fit_is_refused() {
         (vec![1; 8], Status::ContextFull),
         (vec![48], Status::InvalidToken),
         (vec![1, 2, u32::MAX], Status::InvalidToken),
-        (vec![], Status::NoTokens),
+        (vec![], Status::NoInput),
     ] {
         assert_eq!(runner.extend(&tokens, &NEVER).unwrap_err().status, status);
     }

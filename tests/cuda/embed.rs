@@ -375,7 +375,7 @@ fn bad_input_is_named() {
         embedder.run(&texts)
     };
     for (tokens, counts, status, index) in [
-        (&[5, 6][..], &[2, 0][..], Status::NoTokens, Some(1)),
+        (&[5, 6][..], &[2, 0][..], Status::NoInput, Some(1)),
         (&[5; 65], &[65], Status::ContextFull, Some(0)),
         (&[5, 6, 96], &[1, 2], Status::InvalidToken, Some(1)),
         (&[5, 6, 7], &[1, 1], Status::InvalidArgument, None),

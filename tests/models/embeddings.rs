@@ -225,7 +225,7 @@ fn bad_input_is_named() {
         embedder.run(&texts)
     };
     let e = run(&mut embedder, &[5, 6], &[2, 0]).unwrap_err();
-    assert_eq!((e.status, e.index), (Status::NoTokens, Some(1)), "{e}");
+    assert_eq!((e.status, e.index), (Status::NoInput, Some(1)), "{e}");
     let e = run(&mut embedder, &[5; 65], &[65]).unwrap_err();
     assert_eq!((e.status, e.index), (Status::ContextFull, Some(0)), "{e}");
     let e = run(&mut embedder, &[5, 6, 96], &[1, 2]).unwrap_err();

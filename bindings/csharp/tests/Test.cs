@@ -352,8 +352,8 @@ internal static class Test
                 Equal(a, b, "a batch that was started");
                 var each = Library.DecodeEach(new[] { session, empty });
                 Equal(each[0].Id, other.Decode(), "a session of a batch");
-                Equal(each[1].Status, Status.NoTokens, "one that has failed");
-                Fails(Status.NoTokens, () => Library.DecodeBatch(new[] { empty }), "a batch of nothing");
+                Equal(each[1].Status, Status.NoInput, "one that has failed");
+                Fails(Status.NoInput, () => Library.DecodeBatch(new[] { empty }), "a batch of nothing");
                 var token = session.DecodeToken();
                 Equal(token.Id, other.Decode(), "a token");
                 Equal(token.Logprob, null, "without a log-probability");

@@ -315,8 +315,8 @@ test('loads, generations and batches that were started', async () => {
   while (tokens.includes(null)) [session, other].forEach((s, i) => { tokens[i] ??= s.pollDecode(); });
   assert.equal(tokens[0], tokens[1]);
   const each = await ember.decodeEach([session, empty]);
-  assert.deepEqual([each[0].id, each[1].status], [await other.decode(), C.EMBER_NO_TOKENS]);
-  await fails(ember.decodeBatch([empty]), 'EMBER_NO_TOKENS');
+  assert.deepEqual([each[0].id, each[1].status], [await other.decode(), C.EMBER_NO_INPUT]);
+  await fails(ember.decodeBatch([empty]), 'EMBER_NO_INPUT');
   session.setSampling({ logprobs: 1 });
   const token = await session.decodeToken();
   assert.equal(token.logprob, session.logprobs().chosen);

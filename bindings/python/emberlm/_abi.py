@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 EMBER_ABI_VERSION = 0
+EMBER_VERSION_NUMBER = 1000
 EMBER_NO_INDEX = 4294967295
 EMBER_NO_TOKEN = 4294967295
 
@@ -41,7 +42,7 @@ class Status(IntEnum):
     OUT_OF_MEMORY = 21
     CONTEXT_FULL = 22
     INVALID_TOKEN = 23
-    NO_TOKENS = 24
+    NO_INPUT = 24
     BUFFER_TOO_SMALL = 25
     NOTHING_PENDING = 26
     DECODE_PENDING = 27
@@ -263,11 +264,12 @@ class GenerateEnd(IntEnum):
 
 ember_log_fn = CFUNCTYPE(None, c_void_p, c_int32, c_void_p, c_size_t)
 ember_progress_fn = CFUNCTYPE(c_int32, c_void_p, c_float)
+ember_free_fn = CFUNCTYPE(None, c_void_p)
 ember_release_fn = CFUNCTYPE(None, c_void_p, c_void_p, c_uint64)
 ember_read_at_fn = CFUNCTYPE(c_int32, c_void_p, c_uint64, c_void_p, c_size_t)
 ember_write_fn = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t)
 ember_read_fn = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, POINTER(c_size_t))
-ember_piece_fn = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_uint32)
+ember_piece_fn = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p)
 
 
 class ember_error(Structure):
@@ -312,25 +314,26 @@ class ember_model_options(Structure):
         ("device", c_uint32),
         ("threads", c_uint32),
         ("weights", c_uint32),
-        ("progress", ember_progress_fn),
-        ("user", c_void_p),
-        ("next", c_void_p),
         ("files", c_uint32),
         ("flags", c_uint32),
-        ("cpus", POINTER(c_uint32)),
-        ("cpu_count", c_size_t),
+        ("split", c_uint32),
+        ("cpu_expert_layers", c_uint32),
         ("thread_priority", c_int32),
         ("log_level", c_int32),
         ("memory_limit", c_uint64),
         ("session_memory_limit", c_uint64),
-        ("log_callback", ember_log_fn),
-        ("log_user", c_void_p),
+        ("progress", ember_progress_fn),
+        ("user", c_void_p),
+        ("cpus", POINTER(c_uint32)),
+        ("cpu_count", c_size_t),
         ("devices", POINTER(c_uint32)),
         ("device_count", c_size_t),
         ("device_layers", POINTER(c_uint32)),
-        ("split", c_uint32),
-        ("cpu_expert_layers", c_uint32),
         ("group", c_void_p),
+        ("log_callback", ember_log_fn),
+        ("log_user", c_void_p),
+        ("log_release", ember_free_fn),
+        ("next", c_void_p),
     ]
 
 
@@ -341,7 +344,7 @@ class ember_model_details(Structure):
         ("vocab_size", c_uint32),
         ("context_length", c_uint32),
         ("layer_count", c_uint32),
-        ("hidden", c_uint32),
+        ("hidden_size", c_uint32),
         ("has_tokenizer", c_uint32),
         ("metadata_count", c_uint32),
         ("parameter_count", c_uint64),
@@ -671,7 +674,7 @@ class ember_embedder_details(Structure):
         ("normalized", c_uint32),
         ("max_tokens", c_uint32),
         ("batch_tokens", c_uint32),
-        ("bytes", c_uint64),
+        ("memory_bytes", c_uint64),
     ]
 
 
@@ -689,7 +692,7 @@ class ember_adapter_details(Structure):
         ("tensor_count", c_uint64),
         ("parameter_count", c_uint64),
         ("file_bytes", c_uint64),
-        ("bytes", c_uint64),
+        ("memory_bytes", c_uint64),
         ("fingerprint", c_uint64),
         ("name", c_char * 128),
     ]
@@ -728,7 +731,7 @@ class ember_cuda_session_options(Structure):
     ]
 
 
-NUMBERS: dict[str, int] = {"EMBER_OK": Status.OK, "EMBER_PENDING": Status.PENDING, "EMBER_INVALID_ARGUMENT": Status.INVALID_ARGUMENT, "EMBER_NULL_POINTER": Status.NULL_POINTER, "EMBER_INVALID_HANDLE": Status.INVALID_HANDLE, "EMBER_INVALID_UTF8": Status.INVALID_UTF8, "EMBER_BUSY": Status.BUSY, "EMBER_CANCELLED": Status.CANCELLED, "EMBER_INTERRUPTED": Status.INTERRUPTED, "EMBER_FILE_NOT_FOUND": Status.FILE_NOT_FOUND, "EMBER_NOT_A_FILE": Status.NOT_A_FILE, "EMBER_FILE_EMPTY": Status.FILE_EMPTY, "EMBER_IO": Status.IO, "EMBER_UNKNOWN_FORMAT": Status.UNKNOWN_FORMAT, "EMBER_FILE_TRUNCATED": Status.FILE_TRUNCATED, "EMBER_FILE_CORRUPT": Status.FILE_CORRUPT, "EMBER_UNSUPPORTED": Status.UNSUPPORTED, "EMBER_MISSING_KEY": Status.MISSING_KEY, "EMBER_MISSING_TENSOR": Status.MISSING_TENSOR, "EMBER_SHAPE_MISMATCH": Status.SHAPE_MISMATCH, "EMBER_INVALID_MODEL": Status.INVALID_MODEL, "EMBER_OUT_OF_MEMORY": Status.OUT_OF_MEMORY, "EMBER_CONTEXT_FULL": Status.CONTEXT_FULL, "EMBER_INVALID_TOKEN": Status.INVALID_TOKEN, "EMBER_NO_TOKENS": Status.NO_TOKENS, "EMBER_BUFFER_TOO_SMALL": Status.BUFFER_TOO_SMALL, "EMBER_NOTHING_PENDING": Status.NOTHING_PENDING, "EMBER_DECODE_PENDING": Status.DECODE_PENDING, "EMBER_NO_DEVICE": Status.NO_DEVICE, "EMBER_DEVICE_LOST": Status.DEVICE_LOST, "EMBER_NUMERIC": Status.NUMERIC, "EMBER_DEVICE_ERROR": Status.DEVICE_ERROR, "EMBER_INTERNAL": Status.INTERNAL, "EMBER_FORKED": Status.FORKED, "EMBER_GRAMMAR": Status.GRAMMAR, "EMBER_TEMPLATE_FAILED": Status.TEMPLATE_FAILED, "EMBER_NOT_STATE": Status.NOT_STATE, "EMBER_STATE_VERSION": Status.STATE_VERSION, "EMBER_STATE_FOREIGN": Status.STATE_FOREIGN, "EMBER_STATE_CHECKSUM": Status.STATE_CHECKSUM, "EMBER_LOG_ERROR": LogLevel.ERROR, "EMBER_LOG_WARN": LogLevel.WARN, "EMBER_LOG_INFO": LogLevel.INFO, "EMBER_LOG_DEBUG": LogLevel.DEBUG, "EMBER_DEVICE_CPU": DeviceKind.CPU, "EMBER_DEVICE_CUDA": DeviceKind.CUDA, "EMBER_CAN_CPU": Capability.CPU, "EMBER_CAN_CUDA": Capability.CUDA, "EMBER_CAN_GGUF": Capability.GGUF, "EMBER_CAN_SAFETENSORS": Capability.SAFETENSORS, "EMBER_CAN_CPU_KV_F16": Capability.CPU_KV_F16, "EMBER_CAN_CPU_KV_F32": Capability.CPU_KV_F32, "EMBER_CAN_CPU_KV_Q8_0": Capability.CPU_KV_Q8_0, "EMBER_CAN_CUDA_KV_F16": Capability.CUDA_KV_F16, "EMBER_CAN_CUDA_KV_F32": Capability.CUDA_KV_F32, "EMBER_CAN_CUDA_KV_Q8_0": Capability.CUDA_KV_Q8_0, "EMBER_SOURCE_BORROW": SourceFlags.BORROW, "EMBER_KV_DEFAULT": KvType.DEFAULT, "EMBER_KV_F16": KvType.F16, "EMBER_KV_F32": KvType.F32, "EMBER_KV_Q8_0": KvType.Q8_0, "EMBER_STATE_EVERYTHING": StateKind.EVERYTHING, "EMBER_STATE_TOKENS": StateKind.TOKENS, "EMBER_GRAMMAR_NONE": GrammarKind.NONE, "EMBER_GRAMMAR_JSON_SCHEMA": GrammarKind.JSON_SCHEMA, "EMBER_GRAMMAR_REGEX": GrammarKind.REGEX, "EMBER_GRAMMAR_LARK": GrammarKind.LARK, "EMBER_GRAMMAR_GBNF": GrammarKind.GBNF, "EMBER_JSON_SPACED": JsonSpacing.SPACED, "EMBER_JSON_COMPACT": JsonSpacing.COMPACT, "EMBER_JSON_FREE": JsonSpacing.FREE, "EMBER_DRAFTS_NONE": DraftSource.NONE, "EMBER_DRAFTS_NGRAM": DraftSource.NGRAM, "EMBER_DRAFTS_MODEL": DraftSource.MODEL, "EMBER_DRAFTS_HEADS": DraftSource.HEADS, "EMBER_WEIGHTS_KEEP": Weights.KEEP, "EMBER_WEIGHTS_Q8_0": Weights.Q8_0, "EMBER_WEIGHTS_Q4_K": Weights.Q4_K, "EMBER_WEIGHTS_Q6_K": Weights.Q6_K, "EMBER_WEIGHTS_Q4_K_M": Weights.Q4_K_M, "EMBER_FILES_MAPPED": Files.MAPPED, "EMBER_FILES_READ": Files.READ, "EMBER_SPLIT_LAYERS": Split.LAYERS, "EMBER_SPLIT_TENSORS": Split.TENSORS, "EMBER_TOKENIZE_CONTINUE": TokenizeFlags.CONTINUE, "EMBER_TOKENIZE_SPECIAL": TokenizeFlags.SPECIAL, "EMBER_DETOKENIZE_SKIP_SPECIAL": DetokenizeFlags.SKIP_SPECIAL, "EMBER_DETOKENIZE_CONTINUE": DetokenizeFlags.CONTINUE, "EMBER_TEXT_STREAM_SKIP_SPECIAL": TextStreamFlags.SKIP_SPECIAL, "EMBER_EMBEDDER_TRUNCATE": EmbedderFlags.TRUNCATE, "EMBER_ADAPTERS_KEEP": AdaptersFlags.KEEP, "EMBER_NORMALIZE_DEFAULT": Normalize.DEFAULT, "EMBER_NORMALIZE_ON": Normalize.ON, "EMBER_NORMALIZE_OFF": Normalize.OFF, "EMBER_POOLING_DEFAULT": Pooling.DEFAULT, "EMBER_POOLING_MEAN": Pooling.MEAN, "EMBER_POOLING_FIRST": Pooling.FIRST, "EMBER_POOLING_LAST": Pooling.LAST, "EMBER_POOLING_NONE": Pooling.NONE, "EMBER_POOLING_SCORE": Pooling.SCORE, "EMBER_GENERATE_SHOW_SPECIAL": GenerateFlags.SHOW_SPECIAL, "EMBER_GENERATE_IGNORE_END": GenerateFlags.IGNORE_END, "EMBER_GENERATE_NEW_TEXT": GenerateFlags.NEW_TEXT, "EMBER_NEXT_NO_WAIT": NextFlags.NO_WAIT, "EMBER_CHAIN_CUDA_MODEL": ChainKind.CUDA_MODEL, "EMBER_CHAIN_CUDA_SESSION": ChainKind.CUDA_SESSION, "EMBER_TOKEN_ENDS": TokenFlags.ENDS, "EMBER_TOKEN_FORCED": TokenFlags.FORCED, "EMBER_TOKEN_HAS_LOGPROB": TokenFlags.HAS_LOGPROB, "EMBER_TOKEN_DRAFTED": TokenFlags.DRAFTED, "EMBER_MODEL_NEVER_WAIT": ModelFlags.NEVER_WAIT, "EMBER_MODEL_DRAFT_HEADS": ModelFlags.DRAFT_HEADS, "EMBER_END_LIMIT": GenerateEnd.LIMIT, "EMBER_END_TOKEN": GenerateEnd.TOKEN, "EMBER_END_STOP": GenerateEnd.STOP, "EMBER_END_CALLBACK": GenerateEnd.CALLBACK, "EMBER_END_INTERRUPTED": GenerateEnd.INTERRUPTED, "EMBER_END_CONTEXT_FULL": GenerateEnd.CONTEXT_FULL}
+NUMBERS: dict[str, int] = {"EMBER_OK": Status.OK, "EMBER_PENDING": Status.PENDING, "EMBER_INVALID_ARGUMENT": Status.INVALID_ARGUMENT, "EMBER_NULL_POINTER": Status.NULL_POINTER, "EMBER_INVALID_HANDLE": Status.INVALID_HANDLE, "EMBER_INVALID_UTF8": Status.INVALID_UTF8, "EMBER_BUSY": Status.BUSY, "EMBER_CANCELLED": Status.CANCELLED, "EMBER_INTERRUPTED": Status.INTERRUPTED, "EMBER_FILE_NOT_FOUND": Status.FILE_NOT_FOUND, "EMBER_NOT_A_FILE": Status.NOT_A_FILE, "EMBER_FILE_EMPTY": Status.FILE_EMPTY, "EMBER_IO": Status.IO, "EMBER_UNKNOWN_FORMAT": Status.UNKNOWN_FORMAT, "EMBER_FILE_TRUNCATED": Status.FILE_TRUNCATED, "EMBER_FILE_CORRUPT": Status.FILE_CORRUPT, "EMBER_UNSUPPORTED": Status.UNSUPPORTED, "EMBER_MISSING_KEY": Status.MISSING_KEY, "EMBER_MISSING_TENSOR": Status.MISSING_TENSOR, "EMBER_SHAPE_MISMATCH": Status.SHAPE_MISMATCH, "EMBER_INVALID_MODEL": Status.INVALID_MODEL, "EMBER_OUT_OF_MEMORY": Status.OUT_OF_MEMORY, "EMBER_CONTEXT_FULL": Status.CONTEXT_FULL, "EMBER_INVALID_TOKEN": Status.INVALID_TOKEN, "EMBER_NO_INPUT": Status.NO_INPUT, "EMBER_BUFFER_TOO_SMALL": Status.BUFFER_TOO_SMALL, "EMBER_NOTHING_PENDING": Status.NOTHING_PENDING, "EMBER_DECODE_PENDING": Status.DECODE_PENDING, "EMBER_NO_DEVICE": Status.NO_DEVICE, "EMBER_DEVICE_LOST": Status.DEVICE_LOST, "EMBER_NUMERIC": Status.NUMERIC, "EMBER_DEVICE_ERROR": Status.DEVICE_ERROR, "EMBER_INTERNAL": Status.INTERNAL, "EMBER_FORKED": Status.FORKED, "EMBER_GRAMMAR": Status.GRAMMAR, "EMBER_TEMPLATE_FAILED": Status.TEMPLATE_FAILED, "EMBER_NOT_STATE": Status.NOT_STATE, "EMBER_STATE_VERSION": Status.STATE_VERSION, "EMBER_STATE_FOREIGN": Status.STATE_FOREIGN, "EMBER_STATE_CHECKSUM": Status.STATE_CHECKSUM, "EMBER_LOG_ERROR": LogLevel.ERROR, "EMBER_LOG_WARN": LogLevel.WARN, "EMBER_LOG_INFO": LogLevel.INFO, "EMBER_LOG_DEBUG": LogLevel.DEBUG, "EMBER_DEVICE_CPU": DeviceKind.CPU, "EMBER_DEVICE_CUDA": DeviceKind.CUDA, "EMBER_CAN_CPU": Capability.CPU, "EMBER_CAN_CUDA": Capability.CUDA, "EMBER_CAN_GGUF": Capability.GGUF, "EMBER_CAN_SAFETENSORS": Capability.SAFETENSORS, "EMBER_CAN_CPU_KV_F16": Capability.CPU_KV_F16, "EMBER_CAN_CPU_KV_F32": Capability.CPU_KV_F32, "EMBER_CAN_CPU_KV_Q8_0": Capability.CPU_KV_Q8_0, "EMBER_CAN_CUDA_KV_F16": Capability.CUDA_KV_F16, "EMBER_CAN_CUDA_KV_F32": Capability.CUDA_KV_F32, "EMBER_CAN_CUDA_KV_Q8_0": Capability.CUDA_KV_Q8_0, "EMBER_SOURCE_BORROW": SourceFlags.BORROW, "EMBER_KV_DEFAULT": KvType.DEFAULT, "EMBER_KV_F16": KvType.F16, "EMBER_KV_F32": KvType.F32, "EMBER_KV_Q8_0": KvType.Q8_0, "EMBER_STATE_EVERYTHING": StateKind.EVERYTHING, "EMBER_STATE_TOKENS": StateKind.TOKENS, "EMBER_GRAMMAR_NONE": GrammarKind.NONE, "EMBER_GRAMMAR_JSON_SCHEMA": GrammarKind.JSON_SCHEMA, "EMBER_GRAMMAR_REGEX": GrammarKind.REGEX, "EMBER_GRAMMAR_LARK": GrammarKind.LARK, "EMBER_GRAMMAR_GBNF": GrammarKind.GBNF, "EMBER_JSON_SPACED": JsonSpacing.SPACED, "EMBER_JSON_COMPACT": JsonSpacing.COMPACT, "EMBER_JSON_FREE": JsonSpacing.FREE, "EMBER_DRAFTS_NONE": DraftSource.NONE, "EMBER_DRAFTS_NGRAM": DraftSource.NGRAM, "EMBER_DRAFTS_MODEL": DraftSource.MODEL, "EMBER_DRAFTS_HEADS": DraftSource.HEADS, "EMBER_WEIGHTS_KEEP": Weights.KEEP, "EMBER_WEIGHTS_Q8_0": Weights.Q8_0, "EMBER_WEIGHTS_Q4_K": Weights.Q4_K, "EMBER_WEIGHTS_Q6_K": Weights.Q6_K, "EMBER_WEIGHTS_Q4_K_M": Weights.Q4_K_M, "EMBER_FILES_MAPPED": Files.MAPPED, "EMBER_FILES_READ": Files.READ, "EMBER_SPLIT_LAYERS": Split.LAYERS, "EMBER_SPLIT_TENSORS": Split.TENSORS, "EMBER_TOKENIZE_CONTINUE": TokenizeFlags.CONTINUE, "EMBER_TOKENIZE_SPECIAL": TokenizeFlags.SPECIAL, "EMBER_DETOKENIZE_SKIP_SPECIAL": DetokenizeFlags.SKIP_SPECIAL, "EMBER_DETOKENIZE_CONTINUE": DetokenizeFlags.CONTINUE, "EMBER_TEXT_STREAM_SKIP_SPECIAL": TextStreamFlags.SKIP_SPECIAL, "EMBER_EMBEDDER_TRUNCATE": EmbedderFlags.TRUNCATE, "EMBER_ADAPTERS_KEEP": AdaptersFlags.KEEP, "EMBER_NORMALIZE_DEFAULT": Normalize.DEFAULT, "EMBER_NORMALIZE_ON": Normalize.ON, "EMBER_NORMALIZE_OFF": Normalize.OFF, "EMBER_POOLING_DEFAULT": Pooling.DEFAULT, "EMBER_POOLING_MEAN": Pooling.MEAN, "EMBER_POOLING_FIRST": Pooling.FIRST, "EMBER_POOLING_LAST": Pooling.LAST, "EMBER_POOLING_NONE": Pooling.NONE, "EMBER_POOLING_SCORE": Pooling.SCORE, "EMBER_GENERATE_SHOW_SPECIAL": GenerateFlags.SHOW_SPECIAL, "EMBER_GENERATE_IGNORE_END": GenerateFlags.IGNORE_END, "EMBER_GENERATE_NEW_TEXT": GenerateFlags.NEW_TEXT, "EMBER_NEXT_NO_WAIT": NextFlags.NO_WAIT, "EMBER_CHAIN_CUDA_MODEL": ChainKind.CUDA_MODEL, "EMBER_CHAIN_CUDA_SESSION": ChainKind.CUDA_SESSION, "EMBER_TOKEN_ENDS": TokenFlags.ENDS, "EMBER_TOKEN_FORCED": TokenFlags.FORCED, "EMBER_TOKEN_HAS_LOGPROB": TokenFlags.HAS_LOGPROB, "EMBER_TOKEN_DRAFTED": TokenFlags.DRAFTED, "EMBER_MODEL_NEVER_WAIT": ModelFlags.NEVER_WAIT, "EMBER_MODEL_DRAFT_HEADS": ModelFlags.DRAFT_HEADS, "EMBER_END_LIMIT": GenerateEnd.LIMIT, "EMBER_END_TOKEN": GenerateEnd.TOKEN, "EMBER_END_STOP": GenerateEnd.STOP, "EMBER_END_CALLBACK": GenerateEnd.CALLBACK, "EMBER_END_INTERRUPTED": GenerateEnd.INTERRUPTED, "EMBER_END_CONTEXT_FULL": GenerateEnd.CONTEXT_FULL}
 STRUCTS: tuple[type[Structure], ...] = (ember_error, ember_device_details, ember_group_options, ember_model_options, ember_model_details, ember_part_details, ember_model_source, ember_logit_bias, ember_dry_breaker, ember_sampling_options, ember_session_options, ember_session_details, ember_token, ember_save_options, ember_adapter_use, ember_restore_options, ember_state_details, ember_grammar_options, ember_speculation_options, ember_speculation_details, ember_estimate, ember_profile_entry, ember_tokenize_options, ember_tokenizer_details, ember_stop, ember_text_stream_options, ember_text_stream_details, ember_generate_options, ember_generate_details, ember_embedder_options, ember_embedder_details, ember_text, ember_adapter_details, ember_chat_options, ember_cuda_model_options, ember_cuda_session_options)
 
 
@@ -738,6 +741,8 @@ def declare(library: Any) -> None:
     library.ember_abi_version.argtypes = []
     library.ember_version.restype = c_char_p
     library.ember_version.argtypes = []
+    library.ember_version_number.restype = c_uint32
+    library.ember_version_number.argtypes = []
     library.ember_status_name.restype = c_char_p
     library.ember_status_name.argtypes = [c_int32]
     library.ember_set_log_callback.restype = c_int32

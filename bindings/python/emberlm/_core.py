@@ -755,15 +755,18 @@ class Session(_Handle):
 
     def generate(
         self, prompt: Sequence[int] = (), *, limit: int = 0, stops: Sequence[str] = (), show_special: bool = False,
-        ignore_end: bool = False, new_text: bool = False, on_text: Callable[[str, int], bool | None] | None = None,
+        ignore_end: bool = False, new_text: bool = False, on_text: Callable[[str, Token | None], bool | None] | None = None,
     ) -> Generated:  # fmt: skip
-        """Appends a prompt and decodes until there is a reason to end. `on_text` gets each piece and its token; False ends it."""
+        """Appends a prompt and decodes until there is a reason to end. `on_text` gets each piece and its token, or None with text that
+        was held back until the end; False ends it."""
         guard, pieces = _Guard(), []
 
-        def piece(_user: Any, start: int, length: int, token: int) -> int:
+        def piece(_user: Any, start: int, length: int, place: int) -> int:
             def take() -> int:
                 words = ctypes.string_at(start, length).decode() if length else ""
                 pieces.append(words)
+                made = _abi.ember_token.from_address(place)
+                token = None if made.id == _abi.EMBER_NO_TOKEN else Token._of(made)
                 return 0 if on_text is None or on_text(words, token) is not False else 1
 
             return guard(take)
@@ -829,7 +832,7 @@ class Session(_Handle):
                     raise
 
     def chat(self, messages: Sequence[Message] | str, *, limit: int = 0, stops: Sequence[str] = (),
-             on_text: Callable[[str, int], bool | None] | None = None, **options: Any) -> Generated:  # fmt: skip
+             on_text: Callable[[str, Token | None], bool | None] | None = None, **options: Any) -> Generated:  # fmt: skip
         """The answer to a conversation, of which only what is new is read. Options: those of Model.chat_format, variables of the template."""
         self.sync(self._model.chat_tokenize(messages, **options))
         return self.generate(limit=limit, stops=stops, new_text=True, on_text=on_text)

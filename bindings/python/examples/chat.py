@@ -8,7 +8,7 @@ import sys
 import emberlm
 
 
-def show(text: str, token: int) -> None:
+def show(text: str, token: emberlm.Token | None) -> None:
     print(text, end="", flush=True)
 
 

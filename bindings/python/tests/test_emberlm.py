@@ -376,7 +376,7 @@ class Lives(Case):
                 except EmberError as error:
                     seen.append(error.status)
 
-            def on_text(text: str, token: int) -> None:
+            def on_text(text: str, token: emberlm.Token | None) -> None:
                 thread = threading.Thread(target=other)
                 thread.start()
                 thread.join()
@@ -417,8 +417,8 @@ class Lives(Case):
                     made = [old if old is not None else s.decode_poll() for old, s in zip(made, (session, other))]
                 self.assertEqual(made[0], made[1])
                 each = emberlm.decode_each([session, empty])
-                self.assertEqual((each[0].id, each[1].status), (other.decode(), Status.NO_TOKENS))
-                self.assert_status(Status.NO_TOKENS, emberlm.decode_batch, [empty])
+                self.assertEqual((each[0].id, each[1].status), (other.decode(), Status.NO_INPUT))
+                self.assert_status(Status.NO_INPUT, emberlm.decode_batch, [empty])
                 session.set_sampling(Sampling(logprobs=1))
                 token = session.decode_token()
                 self.assertEqual(token.logprob, session.logprobs().chosen)

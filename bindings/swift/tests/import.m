@@ -5,7 +5,7 @@ _Static_assert(sizeof(ember_error) == 1024, "a struct");
 _Static_assert(EMBER_ABI_VERSION == 0, "a number");
 _Static_assert(EMBER_KV_Q8_0 == 3, "a value of an enum");
 
-static int32_t piece(void *user, const char *text, size_t len, uint32_t token)
+static int32_t piece(void *user, const char *text, size_t len, const ember_token *token)
 {
     (void)user, (void)text, (void)len, (void)token;
     return 0;

@@ -103,7 +103,7 @@ impl Core {
         let (weights, kv, logits) = (&*self.weights, &mut self.kv, &mut self.logits);
         let (adapters, states) = (self.adapters.as_deref(), self.states.as_deref());
         let done = match tokens {
-            [] => fail!(NoTokens, "no tokens to append"),
+            [] => fail!(NoInput, "no tokens to append"),
             [token] => {
                 let context = Context {
                     kv,

@@ -244,7 +244,7 @@ impl Core {
             return ranks::evaluate(self, ranks, (tokens, want), interrupt);
         }
         match tokens {
-            [] => fail!(NoTokens, "nothing to evaluate"),
+            [] => fail!(NoInput, "nothing to evaluate"),
             [_] => {
                 self.piece(tokens, want, None, interrupt)?;
                 self.speaker()?.poll(true)?;

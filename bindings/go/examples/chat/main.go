@@ -32,7 +32,7 @@ func main() {
 	if len(os.Args) == 3 {
 		messages = append(messages, emberlm.Message{Role: "system", Content: os.Args[2]})
 	}
-	show := func(text string, _ uint32) error {
+	show := func(text string, _ emberlm.Token) error {
 		_, err := fmt.Print(text)
 		return err
 	}

@@ -44,7 +44,7 @@ func run(path, prompt string) error {
 	made, err := session.Generate(context.Background(), tokens, emberlm.GenerateOptions{
 		Limit: 200,
 		Stops: []string{"\n\n"},
-		OnText: func(text string, _ uint32) error {
+		OnText: func(text string, _ emberlm.Token) error {
 			_, err := fmt.Print(text)
 			return err
 		},

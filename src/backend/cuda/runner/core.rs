@@ -723,7 +723,7 @@ impl Core {
         // A step of a head is for the most part its product with the output matrix.
         let is_head = self.weights.plan().entry.is_some();
         let (first, last) = match tokens {
-            [] => fail!(NoTokens, "nothing to evaluate"),
+            [] => fail!(NoInput, "nothing to evaluate"),
             [first @ .., last] if with_logits || first.is_empty() && !is_head => {
                 (first, Some(*last))
             }
