@@ -68,11 +68,13 @@ func check(status C.ember_status, err *C.ember_error) error {
 	return e
 }
 
+const abi uint32 = C.EMBER_ABI_VERSION
+
 func checkABI(loaded uint32) error {
-	if loaded == C.EMBER_ABI_VERSION {
+	if loaded == abi {
 		return nil
 	}
-	return fmt.Errorf("emberlm: compiled for ABI %d, but the loaded library has ABI %d", uint32(C.EMBER_ABI_VERSION), loaded)
+	return fmt.Errorf("emberlm: compiled for ABI %d, but the loaded library has ABI %d", abi, loaded)
 }
 
 // What cannot go on: other functions of a library of another ABI may not be called.

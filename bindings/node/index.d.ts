@@ -213,4 +213,4 @@ export function estimateParts(path: string, model?: ModelOptions, session?: Sess
 export function stateInfo(path: string): Facts;
 export function supported(capability: number): boolean;
 export function version(): string;
-export function requireAbi(loaded: number): void;
+export function requireAbi(loaded: number, number?: () => number): void;

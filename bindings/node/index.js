@@ -28,13 +28,18 @@ function findLibrary() {
   return process.env.EMBERLM_LIBRARY || (process.platform === 'linux' ? `${name}.${constants.EMBER_ABI_VERSION}` : name);
 }
 
-function requireAbi(loaded) {
-  if (loaded === constants.EMBER_ABI_VERSION) return;
-  throw new Error(`this package is for ABI ${constants.EMBER_ABI_VERSION} of libemberlm, the loaded library has ABI ${loaded}`);
+// `number` is called only if the ABI is the same. An older library lacks functions that this package declares.
+function requireAbi(loaded, number = () => constants.EMBER_VERSION_NUMBER) {
+  if (loaded !== constants.EMBER_ABI_VERSION) {
+    throw new Error(`this package is for ABI ${constants.EMBER_ABI_VERSION} of libemberlm, the loaded library has ABI ${loaded}`);
+  }
+  if (number() >= constants.EMBER_VERSION_NUMBER) return;
+  throw new Error(`this package is for version ${constants.EMBER_VERSION_NUMBER} of libemberlm or a later one, the loaded library has ${number()}`);
 }
 
 const file = findLibrary();
-requireAbi(koffi.load(file).func('uint32_t ember_abi_version()')());
+const loaded = koffi.load(file);
+requireAbi(loaded.func('uint32_t ember_abi_version()')(), loaded.func('uint32_t ember_version_number()'));
 const lib = open(file);
 
 function check(status, err) {

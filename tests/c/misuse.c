@@ -190,6 +190,26 @@ static void struct_sizes(ember_model *model) {
     CHECK(ember_session_free(session) == EMBER_OK);
     session = NULL;
 
+    /* A struct may begin wherever its first field may, so that one that has no field of 8 bytes today can get one. */
+    {
+        uint32_t place[2 + sizeof older / 4];
+        uint32_t *at = place + ((uintptr_t)place % 8 == 0);
+        older = session_options();
+        older.context = 24;
+        memcpy(at, &older, sizeof older);
+        session = create(model, (const ember_session_options *)(const void *)at);
+        memset(at, 0, sizeof state);
+        *at = sizeof state;
+        OK(ember_session_info(session, (ember_session_details *)(void *)at, &err));
+        memcpy(&state, at, sizeof state);
+        CHECK(state.struct_size == sizeof state && state.context == 24);
+        CHECK(ember_session_free(session) == EMBER_OK);
+        session = NULL;
+        STATUS(ember_session_create(model, (const ember_session_options *)(const void *)((char *)at + 1), &session, &err),
+               EMBER_INVALID_ARGUMENT);
+        SAYS("ember_session_options");
+    }
+
     /* A newer program may set only what the library knows. */
     memset(&newer, 0, sizeof newer);
     newer.options.struct_size = sizeof newer;

@@ -53,7 +53,9 @@ test('sizes, offsets and numbers are those that a C compiler sees', () => {
 test('versions, devices, facts', async () => {
   assert.equal(ember.version(), reference.version);
   ember.requireAbi(C.EMBER_ABI_VERSION);
-  assert.throws(() => ember.requireAbi(C.EMBER_ABI_VERSION + 1), /ABI 1/);
+  assert.throws(() => ember.requireAbi(C.EMBER_ABI_VERSION + 1), new RegExp(`ABI ${C.EMBER_ABI_VERSION + 1}`));
+  ember.requireAbi(C.EMBER_ABI_VERSION, () => C.EMBER_VERSION_NUMBER + 1);
+  assert.throws(() => ember.requireAbi(C.EMBER_ABI_VERSION, () => C.EMBER_VERSION_NUMBER - 1), /later one/);
   assert.equal(ember.devices().filter((d) => d.kind === C.EMBER_DEVICE_CPU && d.usable === 1).length, 1);
   assert.equal(ember.supported(C.EMBER_CAN_GGUF), true);
   assert.equal(ember.estimate(MODEL).context, 2048);

@@ -33,7 +33,7 @@ class EmberError(Exception):
 
 
 class VersionError(ImportError):
-    """The loaded library has another ABI than this package."""
+    """The loaded library has another ABI than this package, or is older than it."""
 
 
 def _candidates() -> list[str]:
@@ -54,15 +54,18 @@ def load() -> Any:
         except OSError as error:
             problems.append(str(error))
             continue
-        check_version(library.ember_abi_version())
+        check_version(library.ember_abi_version(), library.ember_version_number)
         _abi.declare(library)
         return library
     raise ImportError("libemberlm was not found; set EMBERLM_LIBRARY to its path. " + "; ".join(problems))
 
 
-def check_version(loaded: int) -> None:
+def check_version(loaded: int, number: Any = lambda: _abi.EMBER_VERSION_NUMBER) -> None:
+    """`number` is called only if the ABI is the same. An older library lacks functions that this package declares."""
     if loaded != _abi.EMBER_ABI_VERSION:
         raise VersionError(f"this package is for ABI {_abi.EMBER_ABI_VERSION} of libemberlm, the loaded library has ABI {loaded}")
+    if number() < _abi.EMBER_VERSION_NUMBER:
+        raise VersionError(f"this package is for version {_abi.EMBER_VERSION_NUMBER} of libemberlm or a later one, the loaded library has {number()}")
 
 
 lib = load()

@@ -56,7 +56,7 @@ class Header(unittest.TestCase):
         lines = Path(os.environ["EMBERLM_LAYOUT"]).read_text().splitlines()
         compiled = {name: int(value) for name, value in (line.split() for line in lines)}
         ours = {name: int(value) for name, value in _abi.NUMBERS.items()}
-        ours |= {name: getattr(_abi, name) for name in ("EMBER_ABI_VERSION", "EMBER_NO_INDEX", "EMBER_NO_TOKEN")}
+        ours |= {name: getattr(_abi, name) for name in ("EMBER_ABI_VERSION", "EMBER_VERSION_NUMBER", "EMBER_NO_INDEX", "EMBER_NO_TOKEN")}
         for struct in _abi.STRUCTS:
             ours[struct.__name__] = ctypes.sizeof(struct)
             ours |= {f"{struct.__name__}.{f[0]}": getattr(struct, f[0]).offset for f in struct._fields_}
@@ -69,6 +69,9 @@ class Header(unittest.TestCase):
         _library.check_version(_abi.EMBER_ABI_VERSION)
         with self.assertRaises(emberlm.VersionError):
             _library.check_version(_abi.EMBER_ABI_VERSION + 1)
+        _library.check_version(_abi.EMBER_ABI_VERSION, lambda: _abi.EMBER_VERSION_NUMBER + 1)
+        with self.assertRaises(emberlm.VersionError):
+            _library.check_version(_abi.EMBER_ABI_VERSION, lambda: _abi.EMBER_VERSION_NUMBER - 1)
 
     def test_devices(self) -> None:
         cpus = [device for device in emberlm.devices() if device["kind"] == emberlm.DeviceKind.CPU]
