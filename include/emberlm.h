@@ -2647,7 +2647,7 @@ typedef struct ember_cuda_session_options {
      */
     int32_t stream_priority;
     /**
-     * 0.
+     * Must be 0.
      */
     uint32_t reserved;
 } ember_cuda_session_options;

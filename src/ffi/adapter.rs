@@ -90,7 +90,7 @@ impl Used {
                 Error::new(e.status, message).at(i)
             };
             if used.reserved != 0 {
-                let message = format!("reserved is {}", used.reserved);
+                let message = format!("reserved is {}, not 0", used.reserved);
                 return Err(at(Error::new(crate::Status::InvalidArgument, message)));
             }
             let adapter = ADAPTERS.get(used.adapter.addr()).map_err(at)?;

@@ -48,7 +48,7 @@ pub struct ember_cuda_session_options {
     pub next: *const c_void,
     /// Priority of the session's work: higher values run first. GPUs support few levels and use the nearest one.
     pub stream_priority: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 

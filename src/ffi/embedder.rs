@@ -195,7 +195,11 @@ unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions<'s
     let truncate = ember_embedder_flags::EMBER_EMBEDDER_TRUNCATE as u32;
     check_flags(options.flags, truncate)?;
     if options.reserved != 0 {
-        fail!(InvalidArgument, "reserved is {}", options.reserved);
+        fail!(
+            InvalidArgument,
+            "reserved of ember_embedder_options is {}, not 0",
+            options.reserved
+        );
     }
     let vectors = |pooling| Some(Product::Vectors(pooling));
     let product = match P::from_repr(options.pooling) {

@@ -261,8 +261,17 @@ unsafe fn read_sampling(options: &ember_session_options) -> Result<Option<ember_
 /// `next` must be as the header demands.
 pub(super) unsafe fn stream_priority(next: *const c_void, owner: &str) -> Result<i32> {
     // SAFETY: by contract, `next` is as the header demands.
-    let cuda = unsafe { read_chain::<ember_cuda_session_options>(next, owner) }?;
-    Ok(cuda.map_or(0, |cuda| cuda.stream_priority))
+    let Some(cuda) = unsafe { read_chain::<ember_cuda_session_options>(next, owner) }? else {
+        return Ok(0);
+    };
+    if cuda.reserved != 0 {
+        fail!(
+            InvalidArgument,
+            "reserved of ember_cuda_session_options is {}, not 0",
+            cuda.reserved
+        );
+    }
+    Ok(cuda.stream_priority)
 }
 
 /// The engine's form of the options, but for the rules of their sampling.

@@ -156,7 +156,11 @@ fn engine_options(given: &ember_speculation_options) -> Result<DraftOptions> {
     only("min_match", given.min_match as usize, 1)?;
     only("draft_model", given.draft_model.addr(), 2)?;
     if given.reserved != 0 {
-        fail!(InvalidArgument, "reserved is {}, not 0", given.reserved);
+        fail!(
+            InvalidArgument,
+            "reserved of ember_speculation_options is {}, not 0",
+            given.reserved
+        );
     }
     if given.always > 1 {
         fail!(InvalidArgument, "always is {}, not 0 or 1", given.always);

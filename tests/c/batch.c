@@ -313,6 +313,10 @@ static void options(const ember_model *model, const char *path) {
     OK(ember_session_create(model, &o, &session, &err));
     CHECK(ember_session_free(session) == EMBER_OK);
     session = NULL;
+    priority.reserved = 1;
+    STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("reserved");
+    priority.reserved = 0;
     priority.next = &again;
     STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
     SAYS("two ember_cuda_session_options");
