@@ -159,7 +159,7 @@ static void generate_8(void)
 {
     ember_generate_options o = {0};
     o.struct_size = sizeof o;
-    o.limit = 8;
+    o.max_tokens = 8;
     o.flags = EMBER_GENERATE_IGNORE_END;
     OK(ember_generate(session, &o, NULL, &err));
 }

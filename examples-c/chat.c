@@ -221,7 +221,7 @@ static void answer(void)
     if (status == EMBER_OK) {
         options.struct_size = sizeof options;
         options.flags = EMBER_GENERATE_NEW_TEXT;
-        options.limit = MAX_ANSWER;
+        options.max_tokens = MAX_ANSWER;
         options.piece = show;
         options.user = &words;
         made.struct_size = sizeof made;

@@ -73,7 +73,7 @@ int main(int argc, char **argv)
     options.struct_size = sizeof options;
     options.prompt = tokens;
     options.prompt_count = count;
-    options.limit = 200;
+    options.max_tokens = 200;
     options.stops = stops;
     options.stop_count = sizeof stops / sizeof stops[0];
     options.piece = show;

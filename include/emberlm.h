@@ -1037,7 +1037,7 @@ enum ember_generate_end
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The requested number of tokens was reached.
+     * `max_tokens` of the options were generated.
      */
     EMBER_END_LIMIT = 1,
     /**
@@ -2314,7 +2314,7 @@ typedef struct ember_text_stream_details {
     /**
      * Tokens taken: all that were pushed, or those up to the one that completed the stop string.
      */
-    uint64_t tokens;
+    uint64_t token_count;
 } ember_text_stream_details;
 
 /**
@@ -2346,6 +2346,10 @@ typedef struct ember_generate_options {
      */
     uint32_t flags;
     /**
+     * The most tokens to generate; 0 means as many as the context has room for.
+     */
+    uint64_t max_tokens;
+    /**
      * Tokens that are appended to the context first. There may be none if the context has some.
      */
     const uint32_t *prompt;
@@ -2353,10 +2357,6 @@ typedef struct ember_generate_options {
      * Number of tokens in `prompt`.
      */
     size_t prompt_count;
-    /**
-     * The most tokens to generate; 0 means as many as the context has room for.
-     */
-    size_t limit;
     /**
      * Strings at which the text ends, at most 256.
      */

@@ -149,8 +149,8 @@ fn structs_have_the_headers_sizes() {
         ember_tokenizer_details { struct_size, token_count, bos, eos, unknown, padding, adds_bos, adds_eos, end_token_count, reserved }
         ember_stop { text, len }
         ember_text_stream_options { struct_size, flags, stops, stop_count }
-        ember_text_stream_details { struct_size, stopped, stop, reserved, tokens }
-        ember_generate_options { struct_size, flags, prompt, prompt_count, limit, stops, stop_count, piece, user }
+        ember_text_stream_details { struct_size, stopped, stop, reserved, token_count }
+        ember_generate_options { struct_size, flags, max_tokens, prompt, prompt_count, stops, stop_count, piece, user }
         ember_generate_details { struct_size, end, stop, token, position, token_count, text_bytes }
         ember_chat_options { struct_size, reserved, source, source_len, name, name_len, now, interrupt, reserved2 }
         ember_cuda_model_options { struct_size, kind, next, context }

@@ -1207,7 +1207,7 @@ private:
         if (options.new_text) c.flags |= EMBER_GENERATE_NEW_TEXT;
         c.prompt = prompt.data();
         c.prompt_count = prompt.size();
-        c.limit = options.limit;
+        c.max_tokens = options.limit;
         c.stops = stops.data();
         c.stop_count = stops.size();
         return c;

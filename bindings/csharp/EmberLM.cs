@@ -1159,7 +1159,7 @@ namespace EmberLM
         {
             var c = new ember_generate_options
             {
-                struct_size = Call.SizeOf<ember_generate_options>(), limit = (UIntPtr)options.Limit,
+                struct_size = Call.SizeOf<ember_generate_options>(), max_tokens = (ulong)options.Limit,
                 flags = (options.ShowSpecial ? (uint)GenerateFlags.ShowSpecial : 0) | (options.IgnoreEnd ? (uint)GenerateFlags.IgnoreEnd : 0) |
                         (options.NewText ? (uint)GenerateFlags.NewText : 0),
             };

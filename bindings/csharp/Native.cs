@@ -386,7 +386,7 @@ namespace EmberLM.Native
         public uint stopped;
         public uint stop;
         public uint reserved;
-        public ulong tokens;
+        public ulong token_count;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -394,9 +394,9 @@ namespace EmberLM.Native
     {
         public uint struct_size;
         public uint flags;
+        public ulong max_tokens;
         public IntPtr prompt;
         public UIntPtr prompt_count;
-        public UIntPtr limit;
         public IntPtr stops;
         public UIntPtr stop_count;
         public IntPtr piece;

@@ -593,7 +593,7 @@ func (options *GenerateOptions) c(a *arena, prompt []uint32) *C.ember_generate_o
 		o.flags |= C.EMBER_GENERATE_NEW_TEXT
 	}
 	o.prompt, o.prompt_count = a.tokens(prompt)
-	o.limit = C.size_t(options.Limit)
+	o.max_tokens = C.uint64_t(options.Limit)
 	o.stops, o.stop_count = cStops(a, options.Stops)
 	return o
 }
@@ -953,7 +953,11 @@ func (t *TextStream) Stopped() (stopped bool, stop, tokens int, e error) {
 	var d C.ember_text_stream_details
 	d.struct_size = C.sizeof_ember_text_stream_details
 	e = check(C.go_ember_text_stream_info(t.get(), &d, &err), &err)
-	return d.stopped != 0, int(d.stop), int(d.tokens), e
+	stop = -1
+	if d.stop != C.EMBER_NO_INDEX {
+		stop = int(d.stop)
+	}
+	return d.stopped != 0, stop, int(d.token_count), e
 }
 
 // Embedder makes vectors or scores of texts. One goroutine at a time may use it.

@@ -479,7 +479,7 @@ class Session extends Handle {
     const flags = (options.showSpecial ? constants.EMBER_GENERATE_SHOW_SPECIAL : 0) | (options.ignoreEnd ? constants.EMBER_GENERATE_IGNORE_END : 0) |
       (options.newText ? constants.EMBER_GENERATE_NEW_TEXT : 0);
     return sized('ember_generate_options', {
-      flags, prompt: ids(prompt), prompt_count: prompt.length, limit: options.limit || 0, stops: stopList(stops), stop_count: stops.length, ...piece,
+      flags, prompt: ids(prompt), prompt_count: prompt.length, max_tokens: options.limit || 0, stops: stopList(stops), stop_count: stops.length, ...piece,
     });
   }
   static #generated(out, text) {

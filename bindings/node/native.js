@@ -432,14 +432,14 @@ structs.ember_text_stream_details = koffi.struct('ember_text_stream_details', {
   stopped: 'uint32_t',
   stop: 'uint32_t',
   reserved: 'uint32_t',
-  tokens: 'uint64_t',
+  token_count: 'uint64_t',
 });
 structs.ember_generate_options = koffi.struct('ember_generate_options', {
   struct_size: 'uint32_t',
   flags: 'uint32_t',
+  max_tokens: 'uint64_t',
   prompt: 'uint32_t *',
   prompt_count: 'size_t',
-  limit: 'size_t',
   stops: 'ember_stop *',
   stop_count: 'size_t',
   piece: koffi.pointer('ember_piece_fn'),

@@ -29,7 +29,7 @@ pub enum ember_generate_flags {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_generate_end {
-    /// The requested number of tokens was reached.
+    /// `max_tokens` of the options were generated.
     EMBER_END_LIMIT = 1,
     /// The last token ends an answer (`ember_token_is_end`). It is in the context; the callback did not get it.
     EMBER_END_TOKEN = 2,
@@ -69,12 +69,12 @@ pub struct ember_generate_options {
     pub struct_size: u32,
     /// Values of `enum ember_generate_flags`.
     pub flags: u32,
+    /// The most tokens to generate; 0 means as many as the context has room for.
+    pub max_tokens: u64,
     /// Tokens that are appended to the context first. There may be none if the context has some.
     pub prompt: *const u32,
     /// Number of tokens in `prompt`.
     pub prompt_count: usize,
-    /// The most tokens to generate; 0 means as many as the context has room for.
-    pub limit: usize,
     /// Strings at which the text ends, at most 256.
     pub stops: *const ember_stop,
     /// Number of `stops`.
@@ -85,7 +85,7 @@ pub struct ember_generate_options {
     pub user: *mut c_void,
 }
 
-// SAFETY: `repr(C)`; two u32 and seven words have no padding; zero is a value of each (no function, NULL
+// SAFETY: `repr(C)`; two u32, a u64 and six words have no padding; zero is a value of each (no function, NULL
 // pointers); the size comes first.
 unsafe impl Sized32 for ember_generate_options {
     const NAME: &'static str = "ember_generate_options";
@@ -225,7 +225,7 @@ impl ember_generate_options {
         check_flags(self.flags, special | ignore_end | new_text)?;
         Ok(GenerateOptions {
             prompt,
-            limit: self.limit,
+            limit: usize::try_from(self.max_tokens).unwrap_or(usize::MAX),
             stops,
             show_special: self.flags & special != 0,
             ignore_end: self.flags & ignore_end != 0,

@@ -73,7 +73,7 @@ pub struct ember_text_stream_details {
     /// 0.
     pub reserved: u32,
     /// Tokens taken: all that were pushed, or those up to the one that completed the stop string.
-    pub tokens: u64,
+    pub token_count: u64,
 }
 
 // SAFETY: `repr(C)`; four u32 and a u64 have no padding; numbers only; the size comes first.
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn ember_text_stream_info(
         let mut details = ember_text_stream_details::zeroed();
         details.stopped = u32::from(stream.stopped().is_some());
         details.stop = stream.stopped().map_or(NO_INDEX, |index| index as u32);
-        details.tokens = stream.n_tokens();
+        details.token_count = stream.n_tokens();
         out.set(&details);
         Ok(())
     };

@@ -315,7 +315,7 @@ static void pulled(const ember_model *model, size_t limit, const char *stop, int
     o.struct_size = sizeof o;
     o.prompt = PROMPT;
     o.prompt_count = 7;
-    o.limit = limit;
+    o.max_tokens = limit;
     o.stops = stops;
     o.stop_count = stop ? 1 : 0;
     o.piece = add_piece;

@@ -132,14 +132,14 @@ static void streams(const ember_model *model) {
     STATUS(ember_text_stream_push(stream, wrong, 2, text, sizeof text, &len, &err), EMBER_INVALID_TOKEN);
     STATUS(ember_text_stream_push(stream, tokens, 2, text, 0, &len, &err), EMBER_BUFFER_TOO_SMALL);
     OK(ember_text_stream_info(stream, &details, &err));
-    CHECK(details.tokens == 0 && details.stopped == 0 && details.stop == EMBER_NO_INDEX);
+    CHECK(details.token_count == 0 && details.stopped == 0 && details.stop == EMBER_NO_INDEX);
     for (i = 0; i < count; i++) {
         OK(ember_text_stream_push(stream, &tokens[i], 1, text + made, sizeof text - made, &len, &err));
         made += len;
     }
     CHECK(made == 12 && memcmp(text, story, 12) == 0);
     OK(ember_text_stream_info(stream, &details, &err));
-    CHECK(details.stopped == 1 && details.stop == 1 && details.tokens > 0 && details.tokens < count);
+    CHECK(details.stopped == 1 && details.stop == 1 && details.token_count > 0 && details.token_count < count);
     OK(ember_text_stream_finish(stream, text, sizeof text, &len, &err));
     CHECK(len == 0);
     /* As new: what was held back comes at the end. */

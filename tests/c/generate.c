@@ -106,7 +106,7 @@ static void like_the_loop(const ember_model *model) {
         p.logprobs = 1;
         o.prompt = i == 0 ? PROMPT : NULL;
         o.prompt_count = i == 0 ? N_PROMPT : 0;
-        o.limit = LIMITS[i];
+        o.max_tokens = LIMITS[i];
         o.piece = i == 2 ? NULL : piece;
         OK(ember_generate(session, &o, i == 1 ? NULL : &d, &err));
         for (k = 0; k < LIMITS[i]; k++) context[made + k] = decode(by_hand);
@@ -150,7 +150,7 @@ static void end_tokens(const ember_model *model) {
     p = none(model, session);
     OK(ember_session_rewind(session, N_PROMPT, &err));
     o.flags = EMBER_GENERATE_IGNORE_END | EMBER_GENERATE_SHOW_SPECIAL;
-    o.limit = 12;
+    o.max_tokens = 12;
     OK(ember_generate(session, &o, &d, &err));
     CHECK(d.end == EMBER_END_LIMIT && d.token_count == 12 && p.len > 4);
     CHECK(ember_session_free(session) == EMBER_OK);
@@ -165,7 +165,7 @@ static void stop_strings(const ember_model *model) {
     size_t at;
     o.prompt = PROMPT;
     o.prompt_count = N_PROMPT;
-    o.limit = 60;
+    o.max_tokens = 60;
     o.flags = EMBER_GENERATE_IGNORE_END;
     OK(ember_generate(session, &o, &d, &err));
     CHECK(all.len > 60);
@@ -272,7 +272,7 @@ static void busy(struct pieces *p) {
         ember_generate_details d = details();
         o.prompt = PROMPT;
         o.prompt_count = N_PROMPT;
-        o.limit = 3;
+        o.max_tokens = 3;
         o.flags = EMBER_GENERATE_IGNORE_END;
         OK(ember_generate(p->other, &o, &d, &err));
         CHECK(inner.n_calls == 3);
@@ -290,7 +290,7 @@ static void nested(const ember_model *model) {
     p.other = create(model, NULL);
     o.prompt = PROMPT;
     o.prompt_count = N_PROMPT;
-    o.limit = 4;
+    o.max_tokens = 4;
     OK(ember_generate(session, &o, &d, &err));
     CHECK(d.end == EMBER_END_LIMIT && p.n_calls == 4);
     CHECK(position_of(p.other) == 4 * (N_PROMPT + 3));

@@ -619,7 +619,7 @@ void push(World &w) {
         return ember_text_stream_push(s, ids.data(), ids.size(), bytes, n, k, e);
     });
     if (told && ember_text_stream_info(s, &after, nullptr) == EMBER_OK) {
-        uint64_t taken = after.tokens - before.tokens;
+        uint64_t taken = after.token_count - before.token_count;
         if (status == EMBER_OK ? taken != ids.size() && !after.stopped : taken != 0)
             failed("a stream took %llu tokens of %zu, with %s", (unsigned long long)taken, ids.size(), ember_status_name(status));
     }

@@ -277,7 +277,7 @@ void generate(World &w) {
         o.flags = uint32_t(w.random.below(w.random.chance(5) ? 16 : 8));
         o.prompt = prompt.data();
         o.prompt_count = prompt.size();
-        o.limit = w.random.chance(5) ? 0 : 1 + w.random.below(12);
+        o.max_tokens = w.random.chance(5) ? 0 : 1 + w.random.below(12);
         for (size_t n = w.random.below(3); n > 0; n--) {
             const char *text = TEXTS[w.random.below(w.random.chance(5) ? 6 : 4)];
             stops.push_back({text, strlen(text)});
@@ -505,7 +505,7 @@ void generate_start(World &w) {
         o.flags = uint32_t(w.random.below(w.random.chance(5) ? 16 : 8));
         o.prompt = prompt.data();
         o.prompt_count = prompt.size();
-        o.limit = w.random.chance(5) ? 0 : 1 + w.random.below(12);
+        o.max_tokens = w.random.chance(5) ? 0 : 1 + w.random.below(12);
         if (w.random.chance(5)) o.piece = take_piece, w.must_fail = true;
     });
     Statuses wanted;

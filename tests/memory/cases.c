@@ -948,7 +948,7 @@ static void clean_stream(void) {
 static uint64_t look_stream(void) {
     stream_is.struct_size = sizeof stream_is;
     OK(ember_text_stream_info(stream, &stream_is, &err));
-    return stream_is.tokens;
+    return stream_is.token_count;
 }
 static ember_status call_push(ember_error *e) {
     return ember_text_stream_push(stream, PROMPT, 4, text, sizeof text, &count, e);
@@ -989,7 +989,7 @@ static ember_status generate(const uint32_t *prompt, size_t prompt_count, size_t
     o.struct_size = sizeof o;
     o.prompt = prompt;
     o.prompt_count = prompt_count;
-    o.limit = limit;
+    o.max_tokens = limit;
     o.stops = STOPS;
     o.stop_count = 2;
     o.piece = take_piece;
@@ -1010,7 +1010,7 @@ static ember_status start_generation(ember_error *e) {
     o.struct_size = sizeof o;
     o.prompt = PROMPT;
     o.prompt_count = 4;
-    o.limit = 12;
+    o.max_tokens = 12;
     return ember_generate_start(session, &o, e);
 }
 static void generation_started(void) {

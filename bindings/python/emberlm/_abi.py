@@ -619,7 +619,7 @@ class ember_text_stream_details(Structure):
         ("stopped", c_uint32),
         ("stop", c_uint32),
         ("reserved", c_uint32),
-        ("tokens", c_uint64),
+        ("token_count", c_uint64),
     ]
 
 
@@ -627,9 +627,9 @@ class ember_generate_options(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
         ("flags", c_uint32),
+        ("max_tokens", c_uint64),
         ("prompt", POINTER(c_uint32)),
         ("prompt_count", c_size_t),
-        ("limit", c_size_t),
         ("stops", POINTER(ember_stop)),
         ("stop_count", c_size_t),
         ("piece", ember_piece_fn),

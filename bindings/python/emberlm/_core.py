@@ -225,7 +225,7 @@ def _generate_options(
         | (_abi.GenerateFlags.IGNORE_END if ignore_end else 0)
         | (_abi.GenerateFlags.NEW_TEXT if new_text else 0)
     )
-    options.prompt, options.prompt_count, options.limit = _tokens(prompt), len(prompt), limit
+    options.prompt, options.prompt_count, options.max_tokens = _tokens(prompt), len(prompt), limit
     options.stops, options.stop_count = _stops(stops), len(stops)
     return options
 
