@@ -131,7 +131,7 @@ enum ember_status_code
      */
     EMBER_OK = 0,
     /**
-     * Not an error: the started decode is not finished yet.
+     * Not an error: what was started is not finished yet.
      */
     EMBER_PENDING = 1,
     /**
@@ -151,15 +151,15 @@ enum ember_status_code
      */
     EMBER_INVALID_UTF8 = 5,
     /**
-     * Another thread is inside a call with this session.
+     * Another call with this object is running: on another thread, or the one that a callback was called by.
      */
     EMBER_BUSY = 6,
     /**
-     * The progress callback asked to stop loading.
+     * A callback or `ember_load_cancel` stopped the call.
      */
     EMBER_CANCELLED = 7,
     /**
-     * `ember_session_interrupt` ended the call; the session is as it was before it.
+     * `ember_session_interrupt`, `ember_embedder_interrupt` or a field `interrupt` ended the call; everything is as it was before it.
      */
     EMBER_INTERRUPTED = 8,
     /**
@@ -231,11 +231,11 @@ enum ember_status_code
      */
     EMBER_BUFFER_TOO_SMALL = 25,
     /**
-     * `ember_decode_poll` without a started decode.
+     * There is nothing to return: nothing was started, or its end was already returned.
      */
     EMBER_NOTHING_PENDING = 26,
     /**
-     * A decode was started and not collected by `ember_decode_poll` yet.
+     * The session has a started decode, prefill or generation whose end was not returned yet.
      */
     EMBER_DECODE_PENDING = 27,
     /**

@@ -17,7 +17,7 @@
 pub enum Status {
     /// Success.
     Ok = 0,
-    /// Not an error: the started decode is not finished yet.
+    /// Not an error: what was started is not finished yet.
     Pending = 1,
     /// An argument has a value that is not allowed; the message names it.
     InvalidArgument = 2,
@@ -27,11 +27,11 @@ pub enum Status {
     InvalidHandle = 4,
     /// A string is not valid UTF-8.
     InvalidUtf8 = 5,
-    /// Another thread is inside a call with this session.
+    /// Another call with this object is running: on another thread, or the one that a callback was called by.
     Busy = 6,
-    /// The progress callback asked to stop loading.
+    /// A callback or `ember_load_cancel` stopped the call.
     Cancelled = 7,
-    /// `ember_session_interrupt` ended the call; the session is as it was before it.
+    /// `ember_session_interrupt`, `ember_embedder_interrupt` or a field `interrupt` ended the call; everything is as it was before it.
     Interrupted = 8,
     /// The file does not exist.
     FileNotFound = 9,
@@ -67,9 +67,9 @@ pub enum Status {
     NoInput = 24,
     /// The buffer is too small; the needed size was written to the count.
     BufferTooSmall = 25,
-    /// `ember_decode_poll` without a started decode.
+    /// There is nothing to return: nothing was started, or its end was already returned.
     NothingPending = 26,
-    /// A decode was started and not collected by `ember_decode_poll` yet.
+    /// The session has a started decode, prefill or generation whose end was not returned yet.
     DecodePending = 27,
     /// There is no such device, or it cannot be used; the message says why.
     NoDevice = 28,

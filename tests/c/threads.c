@@ -160,6 +160,56 @@ static void side_by_side(const ember_model *model) {
 }
 
 /* A cancellation that is there when a call begins waits until it is over. */
+/* Embeds until that fails. */
+static void *embedding(void *user) {
+    enum { TEXTS = 64 };
+    ember_embedder *embedder = (ember_embedder *)user;
+    static float out[TEXTS * 1024];
+    ember_text texts[TEXTS];
+    ember_status status = EMBER_OK;
+    ember_error error;
+    size_t i, written;
+    for (i = 0; i < TEXTS; i++) {
+        texts[i].text = "it was the best of times, it was the worst of times";
+        texts[i].len = strlen(texts[i].text);
+    }
+    while (status == EMBER_OK) {
+        status = ember_embed(embedder, texts, TEXTS, out, sizeof out / sizeof *out, &written, &error);
+        /* The other thread asks whether this one is there. */
+        if (status == EMBER_BUSY) status = EMBER_OK;
+    }
+    CHECK(status == EMBER_INTERRUPTED || status == EMBER_INVALID_HANDLE);
+    return NULL;
+}
+
+/* An embedder is freed while another thread computes with it, which ends that. */
+static void freed_in_use(const ember_model *model) {
+    ember_embedder_options o;
+    ember_embedder_details d;
+    ember_text text;
+    ember_error err;
+    int i;
+    memset(&o, 0, sizeof o);
+    o.struct_size = sizeof o;
+    o.pooling = EMBER_POOLING_MEAN;
+    text.text = "a";
+    text.len = 1;
+    for (i = 0; i < 5; i++) {
+        ember_embedder *embedder = NULL;
+        pthread_t thread;
+        size_t written;
+        float out[1024];
+        OK(ember_embedder_create(model, &o, &embedder, &err));
+        CHECK(pthread_create(&thread, NULL, embedding, embedder) == 0);
+        while (ember_embed(embedder, &text, 1, out, 1024, &written, &err) != EMBER_BUSY) sched_yield();
+        CHECK(ember_embedder_free(embedder) == EMBER_OK);
+        d.struct_size = sizeof d;
+        STATUS(ember_embedder_info(embedder, &d, &err), EMBER_INVALID_HANDLE);
+        CHECK(ember_embedder_free(embedder) == EMBER_INVALID_HANDLE);
+        CHECK(pthread_join(thread, NULL) == 0);
+    }
+}
+
 static void *cancelled(void *path) {
     ember_model *model = NULL;
     ember_model_options o = model_options();
@@ -191,6 +241,7 @@ int main(int argc, char **argv) {
     interrupts(model);
     busy(model);
     side_by_side(model);
+    freed_in_use(model);
     works(model);
     CHECK(ember_model_free(model) == EMBER_OK);
     return 0;
