@@ -307,7 +307,7 @@ enum ember_log_level
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * A failure that is not the caller's fault: a caught bug, a lost device.
+     * A failure that is not the caller's fault, such as a caught bug.
      */
     EMBER_LOG_ERROR = 1,
     /**
@@ -315,11 +315,11 @@ enum ember_log_level
      */
     EMBER_LOG_WARN = 2,
     /**
-     * Models are loaded, sessions are created, and both are freed.
+     * A model or an adapter was loaded.
      */
     EMBER_LOG_INFO = 3,
     /**
-     * Details for a bug report.
+     * Details for a bug report, such as each session that is created.
      */
     EMBER_LOG_DEBUG = 4,
 };
@@ -683,12 +683,13 @@ enum ember_split
      */
     EMBER_SPLIT_LAYERS = 0,
     /**
-     * Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on
-     * one device. Only for GPUs, for models whose mixers are attention (also latent attention), with dense feed-forward parts or
-     * experts, and without adapters, drafts and profiles. GPUs that cannot access each other's memory need NCCL 2.18 or later: `libnccl.so.2` is
-     * opened then, and `EMBER_UNSUPPORTED` says if it is missing or too old. `device_layers` is NULL. Each GPU takes `memory_limit` at
-     * most, beside what NCCL takes, and no layer goes to the CPU. Only one session or one batch is processed at a time. A GPU that does not do its
-     * share in time (10 s; with NCCL 30 s) is `EMBER_DEVICE_LOST`, from then on for every call with the model.
+     * Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on one
+     * device. Only for GPUs, for models whose mixers are attention (also latent attention), with dense feed-forward parts or experts,
+     * and without adapters, drafts and profiles. GPUs that cannot access each other's memory need NCCL 2.18 or later: `libnccl.so.2` is
+     * opened then, and a load returns `EMBER_UNSUPPORTED` if it is missing or too old. `device_layers` is NULL. Each GPU takes
+     * `memory_limit` at most, beside what NCCL takes, and no layer goes to the CPU. Only one session or one batch is processed at a
+     * time. A GPU that does not do its share in time (10 s; with NCCL 30 s) is `EMBER_DEVICE_LOST`, from then on for every call with the
+     * model.
      */
     EMBER_SPLIT_TENSORS = 1,
 };
@@ -1104,9 +1105,9 @@ typedef struct ember_event ember_event;
  * of all. A rank that does not come in time, or whose process ends, is named in the message of `EMBER_DEVICE_LOST`, from then on the answer to
  * every call with the model that needs the others.
  *
- * It needs NCCL 2.18 or later (`libnccl.so.2`). Models, calls and limits are those of `EMBER_SPLIT_TENSORS`; besides, sessions are
- * not saved, restored or evicted (`EMBER_UNSUPPORTED`). Decodes or prompts of several sessions are not to be started at the same time, because
- * their order would be another one on each rank; batches are.
+ * It needs NCCL 2.18 or later (`libnccl.so.2`). Models, calls and limits are those of `EMBER_SPLIT_TENSORS`; besides, sessions are not
+ * saved, restored or evicted (`EMBER_UNSUPPORTED`). Do not start decodes or prompts of several sessions at the same time, because their
+ * order could differ between ranks. Start batches instead.
  */
 typedef struct ember_group ember_group;
 
@@ -2005,7 +2006,7 @@ typedef struct ember_grammar_options {
      */
     uint32_t json_spacing;
     /**
-     * NULL, or a number of yours that other threads may set atomically while the call runs: once it
+     * NULL, or a number of the caller that other threads may set atomically while the call runs. Once it
      * is not 0, the call ends soon with `EMBER_INTERRUPTED`, as `ember_session_interrupt` ends it.
      */
     const uint32_t *interrupt;
@@ -2200,7 +2201,7 @@ typedef struct ember_tokenize_options {
      */
     uint32_t flags;
     /**
-     * NULL, or a number of yours that other threads may set atomically while the call runs: once it
+     * NULL, or a number of the caller that other threads may set atomically while the call runs. Once it
      * is not 0, the call ends soon with `EMBER_INTERRUPTED`.
      */
     const uint32_t *interrupt;
@@ -2587,12 +2588,11 @@ typedef struct ember_chat_options {
      */
     size_t name_len;
     /**
-     * What templates that write today's date take for now, in seconds since 1970 (UTC); 0 means the
-     * clock of this machine, in UTC.
+     * The time that templates use for today's date, in seconds since 1970-01-01 (UTC); 0 means the clock of this machine, in UTC.
      */
     int64_t now;
     /**
-     * NULL, or a number of yours that other threads may set atomically while the call runs: once it
+     * NULL, or a number of the caller that other threads may set atomically while the call runs. Once it
      * is not 0, the call ends soon with `EMBER_INTERRUPTED`.
      */
     const uint32_t *interrupt;
@@ -3451,10 +3451,10 @@ ember_status ember_session_set_grammar(struct ember_session *session,
                                        struct ember_error *err);
 
 /**
- * Lets decodes evaluate several tokens in a step: drafts of what comes next, of which those are kept that would have been
- * chosen anyway. Drafts change the speed and nothing else: tokens, log-probabilities and logits are the same with and
- * without, for greedy choices as for draws by a seed, with penalties, rules and grammars. `options` may be NULL, which
- * ends drafting, as `EMBER_DRAFTS_NONE` does.
+ * Makes a session draft (speculative decoding): a step evaluates several tokens, drafts of what comes next, and keeps those that would
+ * have been chosen anyway. Drafts change the speed and nothing else. Tokens, log-probabilities and logits are the same with and without
+ * them, for greedy and for sampled tokens, with penalties, lists of tokens and grammars. `options` may be NULL, which ends drafting, as
+ * `EMBER_DRAFTS_NONE` does.
  *
  * `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
  * beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
@@ -3590,10 +3590,9 @@ ember_status ember_detokenize(const struct ember_model *model,
                               struct ember_error *err);
 
 /**
- * Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for
- * one token with `EMBER_DETOKENIZE_CONTINUE`, and under the same rules. Most tokens have less than 32 bytes, and some
- * have a part of a character. To show text while it is made, write the bytes as they come. Any
- * thread may call it.
+ * Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for one token with
+ * `EMBER_DETOKENIZE_CONTINUE`, and under the same rules. Most tokens have less than 32 bytes, and some have a part of a character. To
+ * show text while it is generated, write the bytes as they come. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's
  * tokenizer is not supported.
@@ -3800,10 +3799,10 @@ ember_status ember_embedder_info(const struct ember_embedder *embedder,
 
 /**
  * Computes the vectors of `count` texts. Each is tokenized as `ember_tokenize` does it without flags, with the tokens that the model
- * expects at the beginning and end of a text. `out` receives the vectors one behind the other, `dimension` floats each
- * (see `ember_embedder_info`); without pooling, a vector for each token. `written` receives their number of floats, also
- * when `capacity`, the room in `out` in floats, is too small for them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to
- * `out`. Either array may be NULL if it has no elements.
+ * expects at the beginning and end of a text. `out` receives the vectors one after another, `dimension` floats each (see
+ * `ember_embedder_info`); without pooling, a vector for each token. `written` receives their number of floats, also when `capacity`, the
+ * room in `out` in floats, is too small for them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to `out`. Either array may be NULL if
+ * it has no elements.
  *
  * Several texts are evaluated together, up to `batch_tokens` tokens. The bits of a vector do not depend on the texts beside it,
  * on the number of threads, or on other calls. An embedder that scores writes scores in place of vectors.
@@ -3823,8 +3822,8 @@ ember_status ember_embed(struct ember_embedder *embedder,
                          struct ember_error *err);
 
 /**
- * `ember_embed` of tokens: those of all `count` texts one behind the other in `tokens`, `token_count` together, and the
- * number of each text's in `counts`. No tokens are added.
+ * `ember_embed` for tokens. `tokens` has the tokens of all `count` texts one after another, `token_count` in all, and `counts` the
+ * number of tokens of each text. No tokens are added.
  *
  * Errors: those of `ember_embed`; `EMBER_INVALID_TOKEN` names the text; `EMBER_INVALID_ARGUMENT` if the `counts` together are
  * not `token_count`.
@@ -3975,13 +3974,11 @@ ember_status ember_chat_format(const struct ember_model *model,
  * arguments are those of `ember_chat_format`, and `tokens`, `capacity` and `count` those of
  * `ember_tokenize`.
  *
- * The caller's strings are always text and cannot forge control tokens: tokens such as `<|im_end|>` are
- * recognized only where the template itself wrote every character of them, whatever it did to the
- * caller's strings before it wrote them; a `role` counts as the template's if it is a plain word
- * without `_`, but in no token that ends something.
- * Ordinary added tokens in angle or square brackets that the template itself uses, such as
- * `<tool_response>`, are text as well, except in messages of the role `assistant`, where the model's
- * own answers come back. BOS and EOS are added where the model wants them and the template has not
+ * The caller's strings are always text and cannot forge control tokens. Tokens such as `<|im_end|>` are recognized only where the
+ * template itself wrote every character of them, whatever it did to the caller's strings before it wrote them. A `role` counts as
+ * written by the template if it is a plain word without `_`, except in tokens that end something. Ordinary added tokens in angle or
+ * square brackets that the template itself uses, such as `<tool_response>`, are text as well, except in messages of the role
+ * `assistant`, where the model's own answers come back. BOS and EOS are added where the model wants them and the template has not
  * written them.
  *
  * Errors: those of `ember_chat_format`, and `EMBER_INVALID_ARGUMENT` as of `ember_tokenize`.

@@ -10,13 +10,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
-    /// A call failed for a reason that is not the caller's: a caught bug, a lost device.
+    /// A call failed for a reason that is not the caller's, such as a caught bug.
     Error = 1,
     /// Something works less well than it could.
     Warn = 2,
-    /// Models are loaded, sessions are created, and both are freed.
+    /// A model or an adapter was loaded.
     Info = 3,
-    /// Details for a bug report.
+    /// Details for a bug report, such as each session that is created.
     Debug = 4,
 }
 

@@ -25,10 +25,9 @@ pub struct ember_chat_options {
     pub name: *const c_char,
     /// Bytes of `name`.
     pub name_len: usize,
-    /// What templates that write today's date take for now, in seconds since 1970 (UTC); 0 means the
-    /// clock of this machine, in UTC.
+    /// The time that templates use for today's date, in seconds since 1970-01-01 (UTC); 0 means the clock of this machine, in UTC.
     pub now: i64,
-    /// NULL, or a number of yours that other threads may set atomically while the call runs: once it
+    /// NULL, or a number of the caller that other threads may set atomically while the call runs. Once it
     /// is not 0, the call ends soon with `EMBER_INTERRUPTED`.
     pub interrupt: *const u32,
     /// Must be 0.
@@ -135,13 +134,11 @@ pub unsafe extern "C" fn ember_chat_format(
 /// arguments are those of `ember_chat_format`, and `tokens`, `capacity` and `count` those of
 /// `ember_tokenize`.
 ///
-/// The caller's strings are always text and cannot forge control tokens: tokens such as `<|im_end|>` are
-/// recognized only where the template itself wrote every character of them, whatever it did to the
-/// caller's strings before it wrote them; a `role` counts as the template's if it is a plain word
-/// without `_`, but in no token that ends something.
-/// Ordinary added tokens in angle or square brackets that the template itself uses, such as
-/// `<tool_response>`, are text as well, except in messages of the role `assistant`, where the model's
-/// own answers come back. BOS and EOS are added where the model wants them and the template has not
+/// The caller's strings are always text and cannot forge control tokens. Tokens such as `<|im_end|>` are recognized only where the
+/// template itself wrote every character of them, whatever it did to the caller's strings before it wrote them. A `role` counts as
+/// written by the template if it is a plain word without `_`, except in tokens that end something. Ordinary added tokens in angle or
+/// square brackets that the template itself uses, such as `<tool_response>`, are text as well, except in messages of the role
+/// `assistant`, where the model's own answers come back. BOS and EOS are added where the model wants them and the template has not
 /// written them.
 ///
 /// Errors: those of `ember_chat_format`, and `EMBER_INVALID_ARGUMENT` as of `ember_tokenize`.

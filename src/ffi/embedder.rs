@@ -358,10 +358,10 @@ unsafe fn texts<'a>(texts: *const ember_text, count: usize, name: &str) -> Resul
 }
 
 /// Computes the vectors of `count` texts. Each is tokenized as `ember_tokenize` does it without flags, with the tokens that the model
-/// expects at the beginning and end of a text. `out` receives the vectors one behind the other, `dimension` floats each
-/// (see `ember_embedder_info`); without pooling, a vector for each token. `written` receives their number of floats, also
-/// when `capacity`, the room in `out` in floats, is too small for them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to
-/// `out`. Either array may be NULL if it has no elements.
+/// expects at the beginning and end of a text. `out` receives the vectors one after another, `dimension` floats each (see
+/// `ember_embedder_info`); without pooling, a vector for each token. `written` receives their number of floats, also when `capacity`, the
+/// room in `out` in floats, is too small for them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to `out`. Either array may be NULL if
+/// it has no elements.
 ///
 /// Several texts are evaluated together, up to `batch_tokens` tokens. The bits of a vector do not depend on the texts beside it,
 /// on the number of threads, or on other calls. An embedder that scores writes scores in place of vectors.
@@ -399,8 +399,8 @@ pub unsafe extern "C" fn ember_embed(
     unsafe { call(err, work) }
 }
 
-/// `ember_embed` of tokens: those of all `count` texts one behind the other in `tokens`, `token_count` together, and the
-/// number of each text's in `counts`. No tokens are added.
+/// `ember_embed` for tokens. `tokens` has the tokens of all `count` texts one after another, `token_count` in all, and `counts` the
+/// number of tokens of each text. No tokens are added.
 ///
 /// Errors: those of `ember_embed`; `EMBER_INVALID_TOKEN` names the text; `EMBER_INVALID_ARGUMENT` if the `counts` together are
 /// not `token_count`.

@@ -46,7 +46,7 @@ pub struct ember_grammar_options {
     pub struct_size: u32,
     /// A value of `enum ember_json_spacing`, for answers by a JSON schema.
     pub json_spacing: u32,
-    /// NULL, or a number of yours that other threads may set atomically while the call runs: once it
+    /// NULL, or a number of the caller that other threads may set atomically while the call runs. Once it
     /// is not 0, the call ends soon with `EMBER_INTERRUPTED`, as `ember_session_interrupt` ends it.
     pub interrupt: *const u32,
 }

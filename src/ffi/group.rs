@@ -24,9 +24,9 @@ use std::time::Duration;
 /// of all. A rank that does not come in time, or whose process ends, is named in the message of `EMBER_DEVICE_LOST`, from then on the answer to
 /// every call with the model that needs the others.
 ///
-/// It needs NCCL 2.18 or later (`libnccl.so.2`). Models, calls and limits are those of `EMBER_SPLIT_TENSORS`; besides, sessions are
-/// not saved, restored or evicted (`EMBER_UNSUPPORTED`). Decodes or prompts of several sessions are not to be started at the same time, because
-/// their order would be another one on each rank; batches are.
+/// It needs NCCL 2.18 or later (`libnccl.so.2`). Models, calls and limits are those of `EMBER_SPLIT_TENSORS`; besides, sessions are not
+/// saved, restored or evicted (`EMBER_UNSUPPORTED`). Do not start decodes or prompts of several sessions at the same time, because their
+/// order could differ between ranks. Start batches instead.
 pub struct ember_group {
     _opaque: [u8; 0],
 }

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_log_level {
-    /// A failure that is not the caller's fault: a caught bug, a lost device.
+    /// A failure that is not the caller's fault, such as a caught bug.
     EMBER_LOG_ERROR = 1,
     /// Something works less well than it could.
     EMBER_LOG_WARN = 2,
-    /// Models are loaded, sessions are created, and both are freed.
+    /// A model or an adapter was loaded.
     EMBER_LOG_INFO = 3,
-    /// Details for a bug report.
+    /// Details for a bug report, such as each session that is created.
     EMBER_LOG_DEBUG = 4,
 }
 

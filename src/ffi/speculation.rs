@@ -80,10 +80,10 @@ unsafe impl Sized32 for ember_speculation_details {
     const NAME: &'static str = "ember_speculation_details";
 }
 
-/// Lets decodes evaluate several tokens in a step: drafts of what comes next, of which those are kept that would have been
-/// chosen anyway. Drafts change the speed and nothing else: tokens, log-probabilities and logits are the same with and
-/// without, for greedy choices as for draws by a seed, with penalties, rules and grammars. `options` may be NULL, which
-/// ends drafting, as `EMBER_DRAFTS_NONE` does.
+/// Makes a session draft (speculative decoding): a step evaluates several tokens, drafts of what comes next, and keeps those that would
+/// have been chosen anyway. Drafts change the speed and nothing else. Tokens, log-probabilities and logits are the same with and without
+/// them, for greedy and for sampled tokens, with penalties, lists of tokens and grammars. `options` may be NULL, which ends drafting, as
+/// `EMBER_DRAFTS_NONE` does.
 ///
 /// `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
 /// beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another

@@ -31,7 +31,7 @@ pub struct ember_tokenize_options {
     pub struct_size: u32,
     /// Values of `enum ember_tokenize_flags`.
     pub flags: u32,
-    /// NULL, or a number of yours that other threads may set atomically while the call runs: once it
+    /// NULL, or a number of the caller that other threads may set atomically while the call runs. Once it
     /// is not 0, the call ends soon with `EMBER_INTERRUPTED`.
     pub interrupt: *const u32,
 }
@@ -187,10 +187,9 @@ pub unsafe extern "C" fn ember_detokenize(
     unsafe { call(err, work) }
 }
 
-/// Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for
-/// one token with `EMBER_DETOKENIZE_CONTINUE`, and under the same rules. Most tokens have less than 32 bytes, and some
-/// have a part of a character. To show text while it is made, write the bytes as they come. Any
-/// thread may call it.
+/// Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for one token with
+/// `EMBER_DETOKENIZE_CONTINUE`, and under the same rules. Most tokens have less than 32 bytes, and some have a part of a character. To
+/// show text while it is generated, write the bytes as they come. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's
 /// tokenizer is not supported.
