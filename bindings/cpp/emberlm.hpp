@@ -153,6 +153,8 @@ private:
 
 /// The version of the loaded library, for example "0.1.0".
 inline std::string version() { return ember_version(); }
+/// The same as a number, to compare with EMBER_VERSION_NUMBER.
+inline std::uint32_t version_number() noexcept { return ember_version_number(); }
 
 /// Whether the loaded library can do something, by what was compiled.
 inline bool supported(ember_capability capability) noexcept { return ember_supported(capability) != 0; }

@@ -68,6 +68,7 @@ struct Fixture {
 void test_versions(Fixture &f) {
     expect(emberlm::version() == f.reference["version"], "version");
     emberlm::detail::require_abi();
+    expect(emberlm::version_number() == EMBER_VERSION_NUMBER, "version number");
     try {
         emberlm::detail::require_abi(EMBER_ABI_VERSION + 1);
         expect(false, "another ABI was taken");

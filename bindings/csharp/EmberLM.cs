@@ -81,6 +81,9 @@ namespace EmberLM
         /// <summary>The version of the loaded library.</summary>
         public static string Version => Utf8.FromNul(Functions.ember_version());
 
+        /// <summary>The same as a number: 1000000 times the major, 1000 times the minor and once the patch version.</summary>
+        public static int VersionNumber => (int)Functions.ember_version_number();
+
         public static bool Supported(Capability capability) => Functions.ember_supported((uint)capability) != 0;
 
         internal static string NameOf(Status status) => Utf8.FromNul(Functions.ember_status_name((int)status));

@@ -170,6 +170,9 @@ func filledTokens(guess int, fill func(out *C.uint32_t, room C.size_t, count *C.
 // Version is that of the loaded library, for example "0.1.0".
 func Version() string { return C.GoString(C.ember_version()) }
 
+// VersionNumber is the same as a number: 1000000 times the major, 1000 times the minor and once the patch version.
+func VersionNumber() int { return int(C.ember_version_number()) }
+
 // Supported tells whether the loaded library can do something, by what was compiled.
 func Supported(capability Capability) bool { return C.ember_supported(C.uint32_t(capability)) != 0 }
 

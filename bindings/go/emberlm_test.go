@@ -100,6 +100,7 @@ func newTestSession(t *testing.T) *Session {
 func TestVersions(t *testing.T) {
 	equal(t, Version(), reference["version"])
 	must(t, checkABI(abi))
+	equal(t, VersionNumber() > 0, true)
 	if checkABI(abi+1) == nil {
 		t.Fatal("another ABI was taken")
 	}

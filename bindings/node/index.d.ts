@@ -213,4 +213,6 @@ export function estimateParts(path: string, model?: ModelOptions, session?: Sess
 export function stateInfo(path: string): Facts;
 export function supported(capability: number): boolean;
 export function version(): string;
+/** The same as a number: 1000000 times the major, 1000 times the minor and once the patch version. */
+export function versionNumber(): number;
 export function requireAbi(loaded: number, number?: () => number): void;

@@ -734,6 +734,8 @@ class Embedder extends Handle {
 }
 
 const version = () => lib.ember_version();
+/** The same as a number, to compare with EMBER_VERSION_NUMBER. */
+const versionNumber = () => lib.ember_version_number();
 const supported = (capability) => lib.ember_supported(capability) !== 0;
 
 function devices() {
@@ -756,4 +758,4 @@ function stateInfo(name) {
   return facts('ember_state_details', (out) => call(lib.ember_session_state_info, bytes, bytes.length, out));
 }
 
-module.exports = { Model, EmberError, Event, Group, Load, constants, conversation, decodeBatch, decodeEach, startDecodeBatch, devices, estimate, estimateParts, requireAbi, stateInfo, supported, version };
+module.exports = { Model, EmberError, Event, Group, Load, constants, conversation, decodeBatch, decodeEach, startDecodeBatch, devices, estimate, estimateParts, requireAbi, stateInfo, supported, version, versionNumber };

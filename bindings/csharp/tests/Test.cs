@@ -69,6 +69,7 @@ internal static class Test
     private static void Facts()
     {
         Equal(Library.Version, reference["version"], "version");
+        Equal((uint)Library.VersionNumber, Constants.EMBER_VERSION_NUMBER, "version number");
         Library.RequireAbi(Constants.EMBER_ABI_VERSION);
         Throws<VersionException>(() => Library.RequireAbi(Constants.EMBER_ABI_VERSION + 1), "another ABI");
         Equal(Library.Devices().Count(d => d.Kind == DeviceKind.CPU && d.Usable && d.Name.Length > 0), 1, "devices");

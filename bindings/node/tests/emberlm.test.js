@@ -52,6 +52,7 @@ test('sizes, offsets and numbers are those that a C compiler sees', () => {
 
 test('versions, devices, facts', async () => {
   assert.equal(ember.version(), reference.version);
+  assert.equal(ember.versionNumber(), C.EMBER_VERSION_NUMBER);
   ember.requireAbi(C.EMBER_ABI_VERSION);
   assert.throws(() => ember.requireAbi(C.EMBER_ABI_VERSION + 1), new RegExp(`ABI ${C.EMBER_ABI_VERSION + 1}`));
   ember.requireAbi(C.EMBER_ABI_VERSION, () => C.EMBER_VERSION_NUMBER + 1);

@@ -54,6 +54,7 @@ from ._core import (
     state_info,
     supported,
     version,
+    version_number,
 )
 from ._library import EmberError, VersionError
 
@@ -63,5 +64,5 @@ __all__ = [
     "NO_TOKEN", "Adapter", "Capability", "DeviceKind", "DraftSource", "DryBreaker", "Embedder", "EmberError", "Event", "Files", "GenerateEnd", "Generated",
     "GrammarKind", "Group", "Interrupt", "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Normalize", "Pooling", "Sampling", "Session", "Speculation", "Split",
     "StateKind", "Status", "TextStream", "Token", "VersionError", "Weights", "conversation", "decode_batch", "decode_batch_start", "decode_each",
-    "devices", "estimate", "set_log", "state_info", "supported", "version",
+    "devices", "estimate", "set_log", "state_info", "supported", "version", "version_number",
 ]  # fmt: skip

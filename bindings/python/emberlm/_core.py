@@ -66,6 +66,11 @@ def version() -> str:
     return str(lib.ember_version().decode())
 
 
+def version_number() -> int:
+    """The same as a number: 1000000 times the major, 1000 times the minor and once the patch version."""
+    return int(lib.ember_version_number())
+
+
 def supported(capability: int) -> bool:
     """Whether the library can do something, by what was compiled."""
     return bool(lib.ember_supported(capability))

@@ -65,6 +65,7 @@ class Header(unittest.TestCase):
 
     def test_versions(self) -> None:
         self.assertEqual(emberlm.version(), REFERENCE["version"])
+        self.assertEqual(emberlm.version_number(), _abi.EMBER_VERSION_NUMBER)
         self.assertEqual(emberlm.__version__, REFERENCE["version"])
         _library.check_version(_abi.EMBER_ABI_VERSION)
         with self.assertRaises(emberlm.VersionError):
