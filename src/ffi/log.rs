@@ -152,9 +152,13 @@ pub unsafe extern "C" fn ember_set_log_callback(
             Some(_) => level_of(level, "level")?,
             None => Level::Error,
         };
-        // SAFETY: the caller of `ember_set_log_callback` promises that the callback can be called with `user` until it is
-        // replaced.
-        let sink = unsafe { sink(callback, Arc::new(user)) };
+        let sink = match callback {
+            // SAFETY: the caller of `ember_set_log_callback` promises that the callback can be called with `user` until it is
+            // replaced.
+            Some(_) => unsafe { sink(callback, Arc::new(user)) },
+            // Needs no memory.
+            None => None,
+        };
         memory::check()?;
         if !log::set_sink(level, sink) {
             fail!(Busy, "the log callback cannot replace itself");
