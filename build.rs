@@ -2,7 +2,7 @@
 //! ABI's and changes only when programs must be compiled anew.
 
 /// Equals `EMBER_ABI_VERSION` (the Makefile's `check-symbols` compares them).
-const SO_VERSION: u32 = 0;
+const SO_VERSION: u32 = 1;
 
 #[cfg(feature = "cuda")]
 #[path = "build/cuda.rs"]

@@ -107,7 +107,7 @@
 #include <stdint.h>
 
 /** The ABI that this header describes; compare it with ember_abi_version(). */
-#define EMBER_ABI_VERSION 0
+#define EMBER_ABI_VERSION 1
 
 /** The version of this header: 1000000 * major + 1000 * minor + patch. Compare it with ember_version_number(). */
 #define EMBER_VERSION_NUMBER 1000

@@ -11,9 +11,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use table::{Field, Header, Table};
 
-/// What compiled programs count on, for pointers of 8 bytes: values of macros and enums, sizes of structs, offsets and types of fields,
-/// signatures of functions and callbacks.
-const TABLE: &str = include_str!("abi.txt");
+/// What compiled programs count on since version 1 was frozen, for pointers of 8 bytes: values of macros and enums, sizes of structs,
+/// offsets and types of fields, signatures of functions and callbacks. It is never edited.
+const FROZEN: &str = include_str!("abi/v1.txt");
+
+/// What came later, and the sizes of structs that have grown since.
+const LATER: &str = include_str!("abi/later.txt");
+
+/// Both together.
+fn table() -> Table<'static> {
+    let mut table = Table::parse(FROZEN);
+    table.extend(LATER);
+    table
+}
 
 /// Prints what the compiler has to compute: values, sizes and offsets, the last ones with the type of the field.
 fn layout_program(header: &Header) -> String {
@@ -39,7 +49,7 @@ fn layout_program(header: &Header) -> String {
     program + "    return 0;\n}\n"
 }
 
-/// The table is what the header says and a compiler makes of it. `EMBERLM_WRITE_ABI=1` writes it anew, when something was added.
+/// The table is what the header says and a compiler makes of it. `EMBERLM_WRITE_ABI=1` writes `later.txt` anew, when something was added.
 #[cfg(all(unix, target_pointer_width = "64"))]
 #[test]
 fn table_has_all_of_the_header() {
@@ -56,20 +66,92 @@ fn table_has_all_of_the_header() {
     let output = Command::new(&program).output().unwrap();
     let found = String::from_utf8(output.stdout).unwrap() + &header.lines().join("\n") + "\n";
     if std::env::var_os("EMBERLM_WRITE_ABI").is_some() {
-        std::fs::write(repository().join("tests/abi.txt"), &found).unwrap();
+        let later = found
+            .lines()
+            .filter(|line| FROZEN.lines().all(|old| old != *line));
+        let later: String = later.map(|line| format!("{line}\n")).collect();
+        std::fs::write(repository().join("tests/abi/later.txt"), later).unwrap();
         return;
     }
-    let lines = |text: &str| {
-        text.lines()
-            .map(str::to_owned)
-            .collect::<std::collections::BTreeSet<_>>()
-    };
-    let (found, table) = (lines(&found), lines(TABLE));
+    let (found, table) = (Table::parse(&found), table());
     assert!(table.len() > 500, "only {} lines", table.len());
-    let gone: Vec<_> = table.difference(&found).collect();
-    assert!(gone.is_empty(), "not in the header any more: {gone:#?}");
-    let new: Vec<_> = found.difference(&table).collect();
-    assert!(new.is_empty(), "not in tests/abi.txt: {new:#?}");
+    let gone = table.without(&found);
+    assert!(
+        gone.is_empty(),
+        "compiled programs count on {gone:#?}; EMBERLM_WRITE_ABI=1 writes the sizes of structs that have grown"
+    );
+    let new = found.without(&table);
+    assert!(new.is_empty(), "not in tests/abi/later.txt: {new:#?}");
+}
+
+/// Whatever version 1 had is still there. What fails here would break programs that are compiled already.
+#[test]
+fn version_1_stays() {
+    assert_eq!(ember_abi_version(), 1);
+    let broken = table().broken(&Table::parse(FROZEN));
+    assert!(
+        broken.is_empty(),
+        "version 1 does not allow this: {broken:#?}"
+    );
+    let fnv = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = FROZEN.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+    assert_eq!(hash, 0x3121_6b86_e3cb_be27, "tests/abi/v1.txt was edited");
+}
+
+/// Each way to break the table is found and named, and what may be added is not.
+#[test]
+fn breaks_of_a_table_are_found() {
+    const OLD: &str = "A 1\nember_a 16\nember_a.struct_size 0 uint32_t\nember_a.b 4 uint32_t\nember_a.c 8 uint64_t\nember_d 8\nember_d.e 0 uint64_t\nfunction ember_f ember_status (int32_t)\n";
+    let broken = |from: &str, to: &str| {
+        assert!(OLD.contains(from), "{from}");
+        let new = OLD.replace(from, to);
+        Table::parse(&new).broken(&Table::parse(OLD))
+    };
+    for (from, to, found) in [
+        ("A 1", "A 2", "A was 1, is 2"),
+        ("A 1\n", "", "A was 1, is gone"),
+        (
+            "ember_a.b 4 uint32_t",
+            "ember_a.b 4 int32_t",
+            "ember_a.b was 4 uint32_t, is 4 int32_t",
+        ),
+        ("ember_a 16", "ember_a 8", "ember_a was 16, is 8"),
+        ("ember_d 8", "ember_d 16", "ember_d was 8, is 16"),
+        (
+            "ember_d 8",
+            "ember_a.g 12 uint32_t\nember_d 8",
+            "ember_a.g is new, but not at the end of the struct",
+        ),
+        (
+            "(int32_t)",
+            "(int32_t, int32_t)",
+            "ember_f was ember_status (int32_t), is ember_status (int32_t, int32_t)",
+        ),
+    ] {
+        assert_eq!(broken(from, to), [found]);
+    }
+    for (from, to) in [
+        ("A 1", "A 1\nB 1"),
+        ("ember_a 16", "ember_a 24\nember_a.g 16 uint64_t"),
+        (
+            "function ember_f",
+            "function ember_g ember_status (void)\nfunction ember_f",
+        ),
+    ] {
+        assert_eq!(broken(from, to), [""; 0]);
+    }
+}
+
+/// What came after the frozen table says so in its comment.
+#[test]
+fn later_items_name_their_version() {
+    let undated = Header::parse(&header()).undated(FROZEN);
+    assert!(undated.is_empty(), "without \"Since\": {undated:?}");
+    let planted = "/** Old. */\nember_status ember_embed(void);\n\n/** New. */\nember_status ember_x(void);\n\n/** Since 9.0.0. */\nember_status ember_y(void);\n\
+        enum ember_log_level\n  : int32_t\n {\n    /** A. */\n    EMBER_LOG_ERROR = 1,\n    /** B. */\n    EMBER_LOG_TRACE = 5,\n};\n\
+        typedef struct ember_token {\n    /** C. */\n    uint32_t id;\n    /** D. */\n    uint32_t text;\n    /** E. Since 9.0.0. */\n    uint32_t rank;\n} ember_token;\n";
+    let undated = Header::parse(planted).undated(FROZEN);
+    assert_eq!(undated, ["ember_token.text", "EMBER_LOG_TRACE", "ember_x"]);
 }
 
 /// Bytes of padding would have no defined value, so a struct that ends with some could not grow into them, and options that an older
@@ -91,7 +173,7 @@ fn structs_have_no_padding_on_any_platform() {
 /// Flags have a bit each, and leave the sign of an `int` alone, which is the type of values of enums in C before C23.
 #[test]
 fn values_of_enums_are_ints() {
-    let table = Table::parse(TABLE);
+    let table = table();
     for (name, _) in &Header::parse(&header()).values {
         let value: i64 = table.get(name).unwrap().parse().unwrap();
         assert!((0..=i64::from(i32::MAX)).contains(&value), "{name}");
@@ -102,7 +184,7 @@ fn values_of_enums_are_ints() {
 #[cfg(target_pointer_width = "64")]
 #[test]
 fn structs_have_the_headers_sizes() {
-    let table = Table::parse(TABLE);
+    let table = table();
     let number = |name: &str| -> usize {
         let line = table.get(name).unwrap();
         line.split(' ').next().unwrap().parse().unwrap()

@@ -8,7 +8,7 @@ namespace EmberLM.Native
     /// <summary>Numbers that are in no enum.</summary>
     internal static class Constants
     {
-        internal const uint EMBER_ABI_VERSION = 0;
+        internal const uint EMBER_ABI_VERSION = 1;
         internal const uint EMBER_VERSION_NUMBER = 1000;
         internal const uint EMBER_NO_INDEX = 4294967295;
         internal const uint EMBER_NO_TOKEN = 4294967295;

@@ -4,7 +4,7 @@
 const koffi = require('koffi');
 
 const constants = Object.freeze({
-  EMBER_ABI_VERSION: 0,
+  EMBER_ABI_VERSION: 1,
   EMBER_VERSION_NUMBER: 1000,
   EMBER_NO_INDEX: 4294967295,
   EMBER_NO_TOKEN: 4294967295,

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 /// The number of the ABI that this source implements (`EMBER_ABI_VERSION` in C). It changes only
 /// when programs must be compiled anew; the name of the shared library carries it.
-const ABI_VERSION: u32 = 0;
+const ABI_VERSION: u32 = 1;
 
 /// `EMBER_ABI_VERSION` of the library that is loaded. A program that finds another number than the one it was compiled with must not
 /// call any other function. Any thread may call it.

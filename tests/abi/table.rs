@@ -23,6 +23,8 @@ pub struct Header {
     /// Names, signatures (types alone) and comments of functions and of types of callbacks.
     pub functions: Vec<(String, String, String)>,
     pub callbacks: Vec<(String, String)>,
+    /// Names of numbers that are no enums.
+    pub aliases: Vec<(String, String)>,
 }
 
 /// The next declaration and what it is preceded by.
@@ -193,6 +195,12 @@ impl Header {
             let types = rest.trim().trim_start_matches('(').trim_end_matches(')');
             let signature = format!("{} ({})", plain(result), parameters(types));
             self.callbacks.push((name.to_owned(), signature));
+        } else {
+            let (name, kind) = variable(rest);
+            let is_number = kind.ends_with("_t") && self.enums.iter().all(|(of, _)| *of != name);
+            if is_number {
+                self.aliases.push((name, kind));
+            }
         }
     }
 
@@ -207,6 +215,9 @@ impl Header {
         }
         for (name, kind) in &self.enums {
             out.push(format!("enum {name} {kind}"));
+        }
+        for (name, kind) in &self.aliases {
+            out.push(format!("alias {name} {kind}"));
         }
         for (name, signature) in &self.callbacks {
             out.push(format!("callback {name} {signature}"));
@@ -281,18 +292,35 @@ pub struct Table<'a> {
     items: BTreeMap<String, &'a str>,
 }
 
-impl Table<'_> {
-    pub fn parse(text: &str) -> Table<'_> {
-        let mut items = BTreeMap::new();
+impl<'a> Table<'a> {
+    pub fn parse(text: &'a str) -> Table<'a> {
+        let items = BTreeMap::new();
+        let mut table = Table { items };
+        table.extend(text);
+        table
+    }
+
+    /// Adds lines, in place of older ones of the same names.
+    pub fn extend(&mut self, text: &'a str) {
         for line in text.lines() {
-            let line = ["function ", "callback ", "enum "]
+            let line = ["function ", "callback ", "enum ", "alias "]
                 .iter()
                 .find_map(|word| line.strip_prefix(word))
                 .unwrap_or(line);
             let (name, rest) = line.split_once(' ').expect("a name and a value");
-            items.insert(name.to_owned(), rest);
+            self.items.insert(name.to_owned(), rest);
         }
-        Table { items }
+    }
+
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// The lines that another table has not.
+    pub fn without(&self, other: &Table<'_>) -> Vec<String> {
+        let lacks = |(name, rest): &(&String, &&str)| other.get(name) != Some(**rest);
+        let lines = self.items.iter().filter(lacks);
+        lines.map(|(name, rest)| format!("{name} {rest}")).collect()
     }
 
     pub fn get(&self, name: &str) -> Option<&str> {

@@ -9,7 +9,7 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c
 from enum import IntEnum
 from typing import Any
 
-EMBER_ABI_VERSION = 0
+EMBER_ABI_VERSION = 1
 EMBER_VERSION_NUMBER = 1000
 EMBER_NO_INDEX = 4294967295
 EMBER_NO_TOKEN = 4294967295

@@ -2,7 +2,7 @@
 @import CEmberLM;
 
 _Static_assert(sizeof(ember_error) == 1024, "a struct");
-_Static_assert(EMBER_ABI_VERSION >= 0 && EMBER_VERSION_NUMBER >= 1000, "numbers");
+_Static_assert(EMBER_ABI_VERSION == 1 && EMBER_VERSION_NUMBER >= 1000, "numbers");
 _Static_assert(EMBER_KV_Q8_0 == 3, "a value of an enum");
 
 static int32_t piece(void *user, const char *text, size_t len, const ember_token *token)
