@@ -181,7 +181,7 @@ impl Model {
             check_memory(copied, memory_free)?;
         }
         let (mut file, mut network) = open(source, access, options)?;
-        if access != options.access && Drafter::is_head(&network) {
+        if access != options.access && network.fusion().is_some() {
             // It stays in host memory, from where a model takes it.
             (file, network) = open(source, options.access, options)?;
         }
@@ -225,10 +225,7 @@ impl Model {
         let device_info = device::info(device_index)?;
         let predictor = network.predictor.take();
         keep_used(&mut file, [Some(&network), predictor.as_deref()]);
-        let places = match drafter {
-            Some(_) => placement::of_head(&network, device_index, options)?,
-            None => placement::places(&network, predictor.as_deref(), device_index, options)?,
-        };
+        let places = placement::places(&network, predictor.as_deref(), device_index, options)?;
         let kept = match drafter {
             Some(_) => Some(placement::on_host(&network)?),
             None => None,
@@ -355,10 +352,7 @@ impl Model {
         let (_, mut network) = open(&ModelSource::Path(path), Access::Read, options)?;
         let predictor = network.predictor.take();
         let runner = session.for_runner(network.context_length)?;
-        let places = match Drafter::is_head(&network) {
-            true => placement::of_head(&network, device_index, options)?,
-            false => placement::places(&network, predictor.as_deref(), device_index, options)?,
-        };
+        let places = placement::places(&network, predictor.as_deref(), device_index, options)?;
         let mut estimate = placement::estimate(&places, &network, options, &runner)?;
         if let Some(predictor) = &predictor {
             let both = (options, &runner);

@@ -168,7 +168,7 @@ pub(super) fn main_device(device_index: usize, options: &LoadOptions) -> usize {
 }
 
 /// Where the layers of a model go that is loaded onto a device, or onto those that share it. Beside the last ones is the head that guesses
-/// further tokens, if there is one.
+/// further tokens, if there is one. A head of EAGLE-3 goes to the device of the models that it is for.
 ///
 /// Errors: `Unsupported` for what a device cannot run, and for layers that cannot be apart; `InvalidArgument` for numbers of
 /// layers that the model does not have; `OutOfMemory`.
@@ -179,6 +179,9 @@ pub(super) fn places(
     device_index: usize,
     options: &LoadOptions,
 ) -> Result<Places> {
+    if network.fusion().is_some() {
+        return of_head(network, device_index, options);
+    }
     let split = &options.split;
     if let Some(group) = &options.group {
         if options.host_experts > 0 {
@@ -245,11 +248,7 @@ pub(super) fn places(
 ///
 /// Errors: `Unsupported` for several devices, and for what the device cannot run.
 #[inline(never)]
-pub(super) fn of_head(
-    network: &Network,
-    device_index: usize,
-    options: &LoadOptions,
-) -> Result<Places> {
+fn of_head(network: &Network, device_index: usize, options: &LoadOptions) -> Result<Places> {
     if !options.split.is_empty() || options.group.is_some() {
         fail!(
             Unsupported,

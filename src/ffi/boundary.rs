@@ -59,6 +59,14 @@ pub(super) fn check_flags(flags: u32, known: u32) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a field of `owner` that no version so far has given a meaning.
+pub(super) fn check_reserved(reserved: u32, owner: &str) -> Result<()> {
+    if reserved != 0 {
+        fail!(InvalidArgument, "reserved of {owner} is {reserved}, not 0");
+    }
+    Ok(())
+}
+
 /// A place for a result, checked before the work and written after it.
 pub(super) struct Out<T>(NonNull<T>);
 

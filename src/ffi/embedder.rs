@@ -2,10 +2,11 @@
 
 use super::adapter::{Used, ember_adapter_use};
 use super::boundary::{
-    Out, OutStruct, Sized32, call, call_always, check_flags, read_struct, slice, slice_mut, text,
+    Out, OutStruct, Sized32, call, call_always, check_flags, check_reserved, read_struct, slice,
+    slice_mut, text,
 };
 use super::error::{ember_error, ember_status};
-use super::handle::{Kind, Table};
+use super::handle::{Kind, Table, take_unused};
 use super::model::{ember_model, model};
 use crate::engine::embedder::{Product, Texts};
 use crate::engine::{Embedder, EmbedderDetails, EmbedderOptions, Interrupts};
@@ -194,13 +195,7 @@ unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions<'s
     use ember_pooling as P;
     let truncate = ember_embedder_flags::EMBER_EMBEDDER_TRUNCATE as u32;
     check_flags(options.flags, truncate)?;
-    if options.reserved != 0 {
-        fail!(
-            InvalidArgument,
-            "reserved of ember_embedder_options is {}, not 0",
-            options.reserved
-        );
-    }
+    check_reserved(options.reserved, ember_embedder_options::NAME)?;
     let vectors = |pooling| Some(Product::Vectors(pooling));
     let product = match P::from_repr(options.pooling) {
         Some(P::EMBER_POOLING_DEFAULT) => None,
@@ -499,15 +494,7 @@ pub unsafe extern "C" fn ember_embedder_free(embedder: *mut ember_embedder) -> e
         }
         let cell = EMBEDDERS.remove(embedder.addr())?;
         cell.interrupts.ask();
-        let embedder = match cell.embedder.try_lock() {
-            // A thread that found the cell before finds nothing in it.
-            Ok(mut guard) => guard.take(),
-            // After a caught bug, an embedder can still be freed.
-            Err(TryLockError::Poisoned(e)) => e.into_inner().take(),
-            // It goes with the cell, when the call that is running lets go of that.
-            Err(TryLockError::WouldBlock) => None,
-        };
-        drop(embedder);
+        drop(take_unused(&cell.embedder));
         Ok(())
     };
     // SAFETY: no error struct.

@@ -16,7 +16,7 @@
 
 use crate::error::{Error, Result, Status, fail};
 use crate::memory;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
 /// The lowest bits: the kind, an odd number, so that no handle looks like an aligned address.
 const KIND_BITS: u32 = 4;
@@ -156,6 +156,16 @@ impl<T> Table<T> {
             _ => format!("{handle:#x} is not the handle of a living {kind}"),
         };
         Error::new(Status::InvalidHandle, message)
+    }
+}
+
+/// What a handle that was just removed stood for, unless a call is using it: then it goes with its cell, when that call lets go of it. A
+/// thread that found the cell before finds nothing in it. After a caught bug, it can still be freed.
+pub(super) fn take_unused<T>(object: &Mutex<Option<T>>) -> Option<T> {
+    match object.try_lock() {
+        Ok(mut guard) => guard.take(),
+        Err(TryLockError::Poisoned(e)) => e.into_inner().take(),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

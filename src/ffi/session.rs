@@ -1,9 +1,11 @@
 //! Sessions: making, inspecting, rewinding and freeing them.
 
-use super::boundary::{Out, OutStruct, Sized32, call, call_always, read_struct, slice_mut};
+use super::boundary::{
+    Out, OutStruct, Sized32, call, call_always, check_reserved, read_struct, slice_mut,
+};
 use super::chain::{ember_cuda_session_options, read_chain};
 use super::error::{ember_error, ember_status};
-use super::handle::{Kind, Table};
+use super::handle::{Kind, Table, take_unused};
 use super::model::{ember_model, model};
 use super::sampling::ember_sampling_options;
 use crate::backend::{KvType, MAX_BATCH};
@@ -264,13 +266,7 @@ pub(super) unsafe fn stream_priority(next: *const c_void, owner: &str) -> Result
     let Some(cuda) = unsafe { read_chain::<ember_cuda_session_options>(next, owner) }? else {
         return Ok(0);
     };
-    if cuda.reserved != 0 {
-        fail!(
-            InvalidArgument,
-            "reserved of ember_cuda_session_options is {}, not 0",
-            cuda.reserved
-        );
-    }
+    check_reserved(cuda.reserved, ember_cuda_session_options::NAME)?;
     Ok(cuda.stream_priority)
 }
 
@@ -488,15 +484,7 @@ pub unsafe extern "C" fn ember_session_free(session: *mut ember_session) -> embe
         }
         let cell = SESSIONS.remove(session.addr())?;
         cell.interrupts.ask();
-        let session = match cell.session.try_lock() {
-            // A thread that found the cell before finds nothing in it.
-            Ok(mut guard) => guard.take(),
-            // After a caught bug, a session can still be freed.
-            Err(TryLockError::Poisoned(e)) => e.into_inner().take(),
-            // It goes with the cell, when the call that is running lets go of that.
-            Err(TryLockError::WouldBlock) => None,
-        };
-        drop(session);
+        drop(take_unused(&cell.session));
         Ok(())
     };
     // SAFETY: no error struct.

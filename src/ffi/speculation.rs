@@ -1,6 +1,6 @@
 //! Several tokens a step: drafts that are verified.
 
-use super::boundary::{OutStruct, Sized32, call, read_struct};
+use super::boundary::{OutStruct, Sized32, call, check_reserved, read_struct};
 use super::error::{ember_error, ember_status};
 use super::model::{ember_model, model};
 use super::session::{ember_session, with_session};
@@ -155,13 +155,7 @@ fn engine_options(given: &ember_speculation_options) -> Result<DraftOptions> {
     };
     only("min_match", given.min_match as usize, 1)?;
     only("draft_model", given.draft_model.addr(), 2)?;
-    if given.reserved != 0 {
-        fail!(
-            InvalidArgument,
-            "reserved of ember_speculation_options is {}, not 0",
-            given.reserved
-        );
-    }
+    check_reserved(given.reserved, ember_speculation_options::NAME)?;
     if given.always > 1 {
         fail!(InvalidArgument, "always is {}, not 0 or 1", given.always);
     }

@@ -42,6 +42,13 @@ pub struct Fusion {
     pub own_embedding: bool,
 }
 
+impl Network {
+    /// What is different if it is a head of EAGLE-3; none for other networks.
+    pub fn fusion(&self) -> Option<&Fusion> {
+        self.entry.as_ref()?.fusion.as_ref()
+    }
+}
+
 impl Fusion {
     /// The places in a model of so many layers; none if it has too few.
     pub fn places_in(&self, n_layers: usize) -> Option<[usize; 3]> {

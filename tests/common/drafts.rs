@@ -101,11 +101,39 @@ pub fn lives(model: &Arc<Model>, seed: u64, wrong: u64, has_grammar: bool) {
     });
 }
 
+/// Sets drafts of the context.
+pub fn with_ngrams(session: &mut Session) {
+    session.set_ngram_drafts(1, &ALWAYS).unwrap();
+}
+
+/// Sets drafts of which a fifth is wrong.
+pub fn with_spoiled(session: &mut Session) {
+    let source = Spoiled::source(session, 20);
+    session.set_draft_source(source, &ALWAYS).unwrap();
+}
+
+/// Sets drafts of the session's own model.
+pub fn with_own_model(session: &mut Session) {
+    let model = session.model().clone();
+    session.set_model_drafts(&model, &ALWAYS).unwrap();
+}
+
+/// Texts of models with random weights are the same with every source.
+pub fn interrupted_by_every_source(models: &[Arc<Model>], sampling: Sampling, count: usize) {
+    for model in models {
+        // A sampled text of random weights hardly repeats itself, so n-grams may be wrong throughout.
+        interrupted_text(model, sampling, count, &with_ngrams);
+        for source in [&with_spoiled as &dyn Fn(&mut Session), &with_own_model] {
+            assert!(interrupted_text(model, sampling, count, source) > 0);
+        }
+    }
+}
+
 /// Started decodes that are dropped on the way, by a session with drafts of a source and one without. Returns how many drafts were
 /// right.
 pub fn dropped(
     create: &dyn Fn() -> Session,
-    source: fn(&Session, u64) -> Box<dyn DraftSource>,
+    source: &dyn Fn(&Session, u64) -> Box<dyn DraftSource>,
 ) -> u64 {
     let (mut plain, mut drafting) = (create(), create());
     let source = source(&drafting, 15);

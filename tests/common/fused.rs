@@ -1,10 +1,14 @@
 //! Heads of EAGLE-3: tiny random ones, as folders in the layouts that are published, and what they compute in double precision.
 
 use super::folder::{Folder, Stored};
-use super::heads::{Kept, values};
+use super::heads::{Kept, drafts_agree, values};
 use super::reference_llama::{self as reference, Rows};
+use super::repository_file;
 use super::tiny::Random;
-use emberlm::backend::{RunnerOptions, Want, Weights};
+use emberlm::backend::{KvType, RunnerOptions, Want, Weights};
+use emberlm::engine::Model;
+use emberlm::engine::speculate::HeadDrafts;
+use emberlm::format::{ModelFile, WeightType};
 use emberlm::model::Network;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -263,15 +267,7 @@ pub fn set_nested_places(folder: &mut Folder, places: Value) {
 /// The head's network with the model's embedding, if it has none.
 pub fn network_beside(head: &Network, target: &Network) -> Network {
     let mut head = head.clone();
-    if !head
-        .entry
-        .as_ref()
-        .unwrap()
-        .fusion
-        .as_ref()
-        .unwrap()
-        .own_embedding
-    {
+    if !head.fusion().unwrap().own_embedding {
         head.embedding = target.embedding.clone();
     }
     head
@@ -436,6 +432,63 @@ fn differs(
     largest
 }
 
+fn places_of(head: &Network, target: &Network) -> [usize; 3] {
+    let fusion = head.fusion().unwrap();
+    fusion.places_in(target.blocks.len()).unwrap()
+}
+
+/// A model, and a head for it.
+fn networks(name: &str, form: Form) -> (Network, Network) {
+    let ready = |folder: &Folder| Network::from_file(&folder.ready()).unwrap();
+    (ready(&target(name)), ready(&head_for(name, form)))
+}
+
+/// Through rewinds, forks, evictions and erased tokens, the drafts of a model's head in the layout of SpecForge are those of the reference,
+/// within a bound of logits.
+pub fn drafts_are_right(
+    (model, head): (&Arc<Model>, &Arc<Model>),
+    name: &str,
+    kv_type: KvType,
+    bound: f64,
+) {
+    let (target, network) = networks(name, Form::SpecForge);
+    let network = network_beside(&network, &target);
+    let places = places_of(&network, &target);
+    drafts_agree(
+        model,
+        (name, kv_type, bound),
+        &|session| Box::new(HeadDrafts::fused(session, head).unwrap()),
+        &|tokens, further| {
+            let mut read = states(&target, places, tokens);
+            read.pop();
+            logits(&network, &read, &tokens[1..], further)
+        },
+    );
+}
+
+/// Heads in the types that models are quantized to, for hamlet, which `load` brings to a device. See [`agrees_by_its_states`].
+pub fn quantized_agree(
+    options: &RunnerOptions,
+    bound: f64,
+    load: &dyn Fn(&Network) -> Arc<dyn Weights>,
+) {
+    let file = ModelFile::open(&repository_file("models/hamlet-7m-Q4_K_M.gguf")).unwrap();
+    let target = Network::from_file(&file).unwrap();
+    let weights = load(&target);
+    for (form, ty) in [
+        (Form::SpecForge, WeightType::Q8_0),
+        (Form::Speculators, WeightType::Q4K),
+        (Form::SpecForge, WeightType::BF16),
+    ] {
+        let head = random_for(form, target.hidden, target.n_vocab);
+        let head = head.open().unwrap().with_weights(ty).unwrap();
+        head.make(2, &mut |_| Ok(())).unwrap();
+        let head = Network::from_file(&head).unwrap();
+        let what = format!("{form:?}, {ty:?}");
+        agrees_by_its_states(&what, (&target, &head), options, bound, &weights);
+    }
+}
+
 /// The hidden states at several places of a model that `load` brings to a device, and the logits of a head for it, beside a reference in
 /// double precision: read in pieces, and then from its own states. `bounds` are those of states and of logits.
 pub fn agrees(
@@ -444,11 +497,9 @@ pub fn agrees(
     bounds: [f64; 2],
     load: &dyn Fn(&Network) -> Arc<dyn Weights>,
 ) {
-    let ready = |folder: &Folder| Network::from_file(&folder.ready()).unwrap();
-    let (target, head) = (ready(&target(name)), ready(&head_for(name, form)));
+    let (target, head) = networks(name, form);
     let beside = network_beside(&head, &target);
-    let fusion = head.entry.as_ref().unwrap().fusion.as_ref().unwrap();
-    let places = fusion.places_in(target.blocks.len()).unwrap();
+    let places = places_of(&head, &target);
     let read = states(&target, places, &KNOWN);
     let last = KNOWN.len() - 1;
     let expected = logits(&beside, &read[..last].to_vec(), &KNOWN[1..], &FURTHER_KNOWN);
@@ -464,7 +515,7 @@ pub fn agrees(
 }
 
 /// The logits of a head in any types beside a reference that has the states of the device, as shares of the largest one.
-pub fn agrees_by_its_states(
+fn agrees_by_its_states(
     what: &str,
     (target, head): (&Network, &Network),
     options: &RunnerOptions,
@@ -472,8 +523,7 @@ pub fn agrees_by_its_states(
     weights: &Arc<dyn Weights>,
 ) {
     let beside = network_beside(head, target);
-    let fusion = head.entry.as_ref().unwrap().fusion.as_ref().unwrap();
-    let places = fusion.places_in(target.blocks.len()).unwrap();
+    let places = places_of(head, target);
     for pieces in [1, 5, 12] {
         let (kept, mut rows) = kept_in_pieces(weights.clone(), (places, options), pieces);
         rows.pop();

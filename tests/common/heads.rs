@@ -271,6 +271,29 @@ impl Kept {
     }
 }
 
+/// Runners append a token each and choose what follows, all in one pass.
+pub fn choose_together<const N: usize>(weights: &dyn Weights, members: [(&mut Kept, u32); N]) {
+    let interrupt = Default::default();
+    let tokens = members.each_ref().map(|(_, token)| [*token]);
+    let mut at = tokens.iter();
+    let mut rows = members.map(|(kept, _)| Row {
+        runner: &mut *kept.runner,
+        tokens: at.next().unwrap(),
+        want: Want::Choices {
+            count: 1,
+            sampling: Sampling::GREEDY,
+        },
+        mask: None,
+        interrupt: &interrupt,
+        residual: Residual::default(),
+    });
+    weights.submit(&mut rows, When::Now).unwrap();
+    for row in &mut rows {
+        let outcome = row.runner.poll(true).unwrap();
+        assert!(matches!(outcome, Some(Outcome::Token(_))));
+    }
+}
+
 /// The hidden states that runners keep are those of one token after the other: also of verified drafts, and of sessions that
 /// choose together.
 pub fn states_agree(weights: &Arc<dyn Weights>, n_vocab: usize, kept: &dyn Fn() -> Kept) {
@@ -299,27 +322,11 @@ pub fn states_agree(weights: &Arc<dyn Weights>, n_vocab: usize, kept: &dyn Fn() 
     let [mut a, mut b] = [kept(), kept()];
     a.submit(&tokens[..4], None, Want::Logits);
     b.submit(&tokens[..2], None, Want::Logits);
-    let interrupt = Default::default();
     for i in 0..3 {
-        let want = Want::Choices {
-            count: 1,
-            sampling: Sampling::GREEDY,
-        };
-        let mut rows = [(&mut a, 4 + i), (&mut b, 2 + i)].map(|(kept, at)| Row {
-            runner: &mut *kept.runner,
-            tokens: &tokens[at..=at],
-            want,
-            mask: None,
-            interrupt: &interrupt,
-            residual: Residual::default(),
-        });
-        weights.submit(&mut rows, When::Now).unwrap();
-        for row in &mut rows {
-            assert!(matches!(
-                row.runner.poll(true).unwrap(),
-                Some(Outcome::Token(_))
-            ));
-        }
+        choose_together(
+            &**weights,
+            [(&mut a, tokens[4 + i]), (&mut b, tokens[2 + i])],
+        );
     }
     for (p, expected) in expected.iter().enumerate() {
         assert_eq!(&drafted.state(p), expected, "position {p}");

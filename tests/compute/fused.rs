@@ -6,7 +6,7 @@ use crate::common::edit::Edited;
 use crate::common::families::open_family;
 use crate::common::folder::{Folder, Stored};
 use crate::common::fused::{self, FURTHER, Form, PLACES, TARGETS, TOKENS};
-use crate::common::heads::{Kept, drafts_agree, states_agree};
+use crate::common::heads::{Kept, states_agree};
 use crate::common::runs::on_cpu;
 use crate::common::states::{random_life_of, session};
 use crate::common::tiny::Random;
@@ -17,12 +17,11 @@ use emberlm::engine::embedder::{Embedder, EmbedderOptions};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
 use emberlm::engine::{Model, Session, SessionOptions};
-use emberlm::format::{ModelFile, WeightType};
 use emberlm::model::Network;
 use emberlm::{Error, Status};
 use serde_json::json;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const OPTIONS: RunnerOptions = RunnerOptions {
     context: 128,
@@ -79,7 +78,7 @@ fn heads_agree_with_the_script() {
     let mut expected = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
     for form in FORMS {
         let head = ready(&fused::published(form));
-        let fusion = head.entry.as_ref().unwrap().fusion.as_ref().unwrap();
+        let fusion = head.fusion().unwrap();
         let known: Vec<u32> = match &fusion.ids {
             Some(ids) => ids.to_vec(),
             None => (0..40).collect(),
@@ -142,21 +141,7 @@ fn heads_agree_with_the_reference() {
 /// Heads in the types that models are quantized to.
 #[test]
 fn quantized_heads_agree_with_the_reference() {
-    let file = ModelFile::open(&repository_file("models/hamlet-7m-Q4_K_M.gguf")).unwrap();
-    let target = Network::from_file(&file).unwrap();
-    let weights = on_cpu(&target, 2);
-    for (form, ty) in [
-        (Form::SpecForge, WeightType::Q8_0),
-        (Form::Speculators, WeightType::Q4K),
-        (Form::SpecForge, WeightType::BF16),
-    ] {
-        let head = fused::random_for(form, target.hidden, target.n_vocab);
-        let head = head.open().unwrap().with_weights(ty).unwrap();
-        head.make(2, &mut |_| Ok(())).unwrap();
-        let head = Network::from_file(&head).unwrap();
-        let what = format!("{form:?}, {ty:?}");
-        fused::agrees_by_its_states(&what, (&target, &head), &OPTIONS, 0.05, &weights);
-    }
+    fused::quantized_agree(&OPTIONS, 0.05, &|n| on_cpu(n, 2));
 }
 
 /// Hidden states between layers are the same however tokens come: in drafts, in batches and alone.
@@ -218,14 +203,10 @@ fn batches_are_the_same() {
 
 #[test]
 fn started_decodes_that_are_dropped_change_nothing() {
-    static HEAD: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let [model, head] = pair("olmo3", Form::SpecForge);
-    *HEAD.lock().unwrap() = Some(head);
-    let accepted = dropped(&|| session(&model), |target, _| {
-        let head = HEAD.lock().unwrap().clone().unwrap();
+    let accepted = dropped(&|| session(&model), &|target, _| {
         Box::new(HeadDrafts::fused(target, &head).unwrap())
     });
-    *HEAD.lock().unwrap() = None;
     assert!(accepted > 50, "{accepted}");
 }
 
@@ -234,21 +215,7 @@ fn started_decodes_that_are_dropped_change_nothing() {
 fn drafts_are_those_of_the_reference() {
     for name in TARGETS {
         let [model, head] = pair(name, Form::SpecForge);
-        let target = ready(&fused::target(name));
-        let network = ready(&fused::head_for(name, Form::SpecForge));
-        let network = fused::network_beside(&network, &target);
-        let fusion = network.entry.as_ref().unwrap().fusion.as_ref().unwrap();
-        let places = fusion.places_in(target.blocks.len()).unwrap();
-        drafts_agree(
-            &model,
-            (name, KvType::F32, 1e-3),
-            &|session| Box::new(HeadDrafts::fused(session, &head).unwrap()),
-            &|tokens, further| {
-                let mut read = fused::states(&target, places, tokens);
-                read.pop();
-                fused::logits(&network, &read, &tokens[1..], further)
-            },
-        );
+        fused::drafts_are_right((&model, &head), name, KvType::F32, 1e-3);
     }
 }
 

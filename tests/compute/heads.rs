@@ -167,7 +167,7 @@ fn batches_are_the_same_with_heads() {
 #[test]
 fn started_decodes_that_are_dropped_change_nothing() {
     let model = model("glm4_moe", false);
-    let accepted = dropped(&|| session(&model), |target, _| {
+    let accepted = dropped(&|| session(&model), &|target, _| {
         Box::new(HeadDrafts::new(target).unwrap())
     });
     assert!(accepted > 100, "{accepted}");

@@ -101,25 +101,15 @@ fn recurrent() {
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
         let model = load(&path);
         for sampling in [Sampling::GREEDY, SAMPLED] {
-            let spoiled = |session: &mut Session| {
-                let source = Spoiled::source(session, 20);
-                session.set_draft_source(source, &ALWAYS).unwrap();
-            };
-            let accepted = interrupted_texts(&model, sampling, 200, &spoiled, true);
+            let accepted = interrupted_texts(&model, sampling, 200, &with_spoiled, true);
             println!(
                 "{name}, temperature {}: {accepted} accepted",
                 sampling.temperature
             );
             assert!(accepted > 50, "{name}, {sampling:?}: {accepted}");
         }
-        interrupted_texts(
-            &model,
-            Sampling::GREEDY,
-            200,
-            &|session| session.set_ngram_drafts(1, &ALWAYS).unwrap(),
-            true,
-        );
-        if std::env::var_os("STAND_IN_KERNELS").is_some() {
+        interrupted_texts(&model, Sampling::GREEDY, 200, &with_ngrams, true);
+        if is_stand_in() {
             // Where what is evaluated again has the bits that it had.
             lives(&model, 5, 30, false);
         }
@@ -200,34 +190,19 @@ fn all_long_texts() {
 /// Texts with every source, through rewinds, forks, saves and restores.
 fn all_interrupted_texts() {
     let count = long_count(250);
-    let ngrams = |session: &mut Session| session.set_ngram_drafts(1, &ALWAYS).unwrap();
-    let spoiled = |session: &mut Session| {
-        let source = Spoiled::source(session, 20);
-        session.set_draft_source(source, &ALWAYS).unwrap();
-    };
-    let own = |session: &mut Session| {
-        let model = session.model().clone();
-        session.set_model_drafts(&model, &ALWAYS).unwrap();
-    };
     let hamlet = hamlet();
     let names = ["qwen3", "gemma3", "mixtral", "deepseek_v2", "phi3"];
     let models = names.map(family);
     for sampling in [Sampling::GREEDY, SAMPLED] {
-        // A sampled text of random weights hardly repeats itself, so n-grams may be wrong throughout.
-        interrupted_text(&hamlet, sampling, count, &ngrams);
-        assert!(interrupted_text(&hamlet, sampling, count, &spoiled) > 0);
-        for model in &models {
-            interrupted_text(model, sampling, count, &ngrams);
-            for source in [&spoiled as &dyn Fn(&mut Session), &own] {
-                assert!(interrupted_text(model, sampling, count, source) > 0);
-            }
-        }
+        interrupted_text(&hamlet, sampling, count, &with_ngrams);
+        assert!(interrupted_text(&hamlet, sampling, count, &with_spoiled) > 0);
+        interrupted_by_every_source(&models, sampling, count);
     }
 }
 
 fn dropped_decodes() {
     let model = hamlet();
-    assert!(dropped(&|| session(&model), Spoiled::source) > 100);
+    assert!(dropped(&|| session(&model), &Spoiled::source) > 100);
 }
 
 /// Weights may go while tokens wait that were chosen already.

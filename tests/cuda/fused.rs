@@ -3,23 +3,20 @@
 use crate::common::drafts::{ALWAYS, SAMPLED, decoded, dropped, interrupted_texts};
 use crate::common::folder::Folder;
 use crate::common::fused::{self, Form, TARGETS};
-use crate::common::heads::{self, Kept, drafts_agree};
+use crate::common::heads::{self, Kept, choose_together};
 use crate::common::states::{random_life_of, session};
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use crate::heads::{batches, evicted_sessions_with, evicted_with, late_with, started_with};
 use crate::model::gpu;
 use emberlm::Status;
-use emberlm::backend::{
-    DeviceKind, KvType, LoadOptions, Outcome, Residual, Row, RunnerOptions, Share, Want, Weights,
-    When,
-};
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, RunnerOptions, Share, Want, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
 use emberlm::engine::{Model, Session, SessionOptions, device};
-use emberlm::format::{ModelFile, WeightType};
+use emberlm::format::WeightType;
 use emberlm::model::Network;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const FORMS: [Form; 2] = [Form::SpecForge, Form::Speculators];
 const OPTIONS: RunnerOptions = RunnerOptions {
@@ -101,43 +98,13 @@ fn pair(name: &str, form: Form) -> (Arc<Model>, Head) {
 
 /// Through rewinds, forks, evictions and erased tokens, drafts are as good as those of a head that has read the whole context.
 fn drafts_are_right(name: &str) {
-    let ready = |folder: &Folder| Network::from_file(&folder.ready()).unwrap();
     let (model, head) = pair(name, Form::SpecForge);
-    let target = ready(&fused::target(name));
-    let network = ready(&fused::head_for(name, Form::SpecForge));
-    let network = fused::network_beside(&network, &target);
-    let fusion = network.entry.as_ref().unwrap().fusion.as_ref().unwrap();
-    let places = fusion.places_in(target.blocks.len()).unwrap();
-    drafts_agree(
-        &model,
-        (name, KvType::F16, 0.05),
-        &|session| Box::new(HeadDrafts::fused(session, &head.model).unwrap()),
-        &|tokens, further| {
-            let mut read = fused::states(&target, places, tokens);
-            read.pop();
-            fused::logits(&network, &read, &tokens[1..], further)
-        },
-    );
+    fused::drafts_are_right((&model, &head.model), name, KvType::F16, 0.05);
 }
 
 /// Heads in the types that models are quantized to, whose products with one row make their own inputs.
 fn quantized() {
-    let path = repository_file("models/hamlet-7m-Q4_K_M.gguf");
-    let file = ModelFile::open(&path).unwrap();
-    let target = Network::from_file(&file).unwrap();
-    let weights: Arc<dyn Weights> = gpu(&target);
-    for (form, ty) in [
-        (Form::SpecForge, WeightType::Q8_0),
-        (Form::Speculators, WeightType::Q4K),
-        (Form::SpecForge, WeightType::BF16),
-    ] {
-        let head = fused::random_for(form, target.hidden, target.n_vocab);
-        let head = head.open().unwrap().with_weights(ty).unwrap();
-        head.make(2, &mut |_| Ok(())).unwrap();
-        let head = Network::from_file(&head).unwrap();
-        let what = format!("{form:?}, {ty:?}");
-        fused::agrees_by_its_states(&what, (&target, &head), &OPTIONS, 0.05, &weights);
-    }
+    fused::quantized_agree(&OPTIONS, 0.05, &|n| gpu(n));
 }
 
 /// A text of a trained model, with a head that is wrong.
@@ -226,29 +193,10 @@ fn hidden_states() {
     for (i, member) in members.iter_mut().enumerate() {
         submit_all(member, &tokens[..2 + i]);
     }
-    let interrupt = Default::default();
     for step in 0..3 {
-        let want = Want::Choices {
-            count: 1,
-            sampling: Sampling::GREEDY,
-        };
-        let mut at = 1 + step;
-        let mut rows = members.each_mut().map(|kept| {
-            at += 1;
-            Row {
-                runner: &mut *kept.runner,
-                tokens: &tokens[at..=at],
-                want,
-                mask: None,
-                interrupt: &interrupt,
-                residual: Residual::default(),
-            }
-        });
-        weights.submit(&mut rows, When::Now).unwrap();
-        for row in &mut rows {
-            let outcome = row.runner.poll(true).unwrap();
-            assert!(matches!(outcome, Some(Outcome::Token(_))));
-        }
+        let mut next = tokens[2 + step..].iter();
+        let with_next = members.each_mut().map(|kept| (kept, *next.next().unwrap()));
+        choose_together(&*weights, with_next);
     }
     for (member, expected) in members.iter().zip(&expected) {
         assert_eq!(of(member, 5), expected[..5]);
@@ -316,14 +264,10 @@ fn all_batches() {
 }
 
 fn dropped_decodes() {
-    static HEAD: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let (model, head) = pair("olmo3", Form::SpecForge);
-    *HEAD.lock().unwrap() = Some(head.model.clone());
-    let accepted = dropped(&|| session(&model), |target, _| {
-        let head = HEAD.lock().unwrap().clone().unwrap();
-        Box::new(HeadDrafts::fused(target, &head).unwrap())
+    let accepted = dropped(&|| session(&model), &|target, _| {
+        Box::new(HeadDrafts::fused(target, &head.model).unwrap())
     });
-    *HEAD.lock().unwrap() = None;
     assert!(accepted > 10 || is_stand_in(), "{accepted}");
 }
 

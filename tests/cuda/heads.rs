@@ -165,7 +165,7 @@ pub fn batches(model: &Arc<Model>, prepare: &dyn Fn(usize, &mut Session)) {
 
 fn dropped_decodes() {
     let model = model("glm4_moe", false);
-    let accepted = dropped(&|| session(&model), |target, _| {
+    let accepted = dropped(&|| session(&model), &|target, _| {
         Box::new(HeadDrafts::new(target).unwrap())
     });
     assert!(accepted > 10 || is_stand_in(), "{accepted}");
@@ -211,6 +211,7 @@ fn evicted() {
 }
 
 pub fn evicted_with(model: &Arc<Model>, prepare: &dyn Fn(&mut Session)) {
+    let name = &model.details().architecture;
     let (mut plain, mut drafting) = (session(model), session(model));
     prepare(&mut drafting);
     for session in [&mut plain, &mut drafting] {
@@ -219,7 +220,7 @@ pub fn evicted_with(model: &Arc<Model>, prepare: &dyn Fn(&mut Session)) {
     for round in 0..6 {
         assert!(
             decoded(&mut drafting, 11) == decoded(&mut plain, 11),
-            "{round}"
+            "{name}, {round}"
         );
         model.evict().unwrap();
         if round % 2 == 1 {
@@ -299,6 +300,7 @@ fn started() {
 }
 
 pub fn started_with(model: &Arc<Model>, prepare: &dyn Fn(&mut Session)) {
+    let name = &model.details().architecture;
     let (mut plain, mut drafting) = (session(model), session(model));
     prepare(&mut drafting);
     for session in [&mut plain, &mut drafting] {
@@ -316,10 +318,10 @@ pub fn started_with(model: &Arc<Model>, prepare: &dyn Fn(&mut Session)) {
             }
             tokens
         });
-        assert_eq!(all[0], all[1], "{round}");
+        assert_eq!(all[0], all[1], "{name}, {round}");
     }
     let stats = drafting.speculation().unwrap().stats;
-    assert!(stats.steps > 10, "{stats:?}");
+    assert!(stats.steps > 10, "{name}: {stats:?}");
 }
 
 /// A head takes what the estimate says, and nothing twice that it shares with its model.

@@ -9,7 +9,7 @@ use crate::error::{Result, fail};
 use std::sync::atomic::AtomicBool;
 
 /// The ids of a chunk's tokens, which nothing without embeddings asks for.
-static NO_INPUT: [u32; MAX_CHUNK] = [0; MAX_CHUNK];
+static NO_TOKENS: [u32; MAX_CHUNK] = [0; MAX_CHUNK];
 
 impl HostLayers for CpuWeights {
     fn reserve(&self, rows: usize) -> Result<()> {
@@ -35,7 +35,7 @@ impl HostLayers for CpuWeights {
         let mut space = self.prefill.lock().unwrap_or_else(|e| e.into_inner());
         let space = chunk_space(self, &mut space)?;
         for rows in rows.chunks_mut(space.tokens() * stride) {
-            let tokens = &NO_INPUT[..rows.len().div_ceil(stride)];
+            let tokens = &NO_TOKENS[..rows.len().div_ceil(stride)];
             let chunk = Chunk::new(self, space, tokens, Places::Unknown, None)?;
             let turn = self.pool.turn(&never)?;
             for (i, row) in rows.chunks(stride).enumerate() {

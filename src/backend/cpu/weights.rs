@@ -445,10 +445,7 @@ impl CpuWeights {
                 Some(entry) => Some(EntryWeights::new(entry, isa)?),
                 None => None,
             },
-            ids: network
-                .entry
-                .as_ref()
-                .and_then(|entry| entry.fusion.as_ref()?.ids.clone()),
+            ids: network.fusion().and_then(|fusion| fusion.ids.clone()),
             layers,
             linears: adaptable_linears(network).map(|l| l.weight.id()).collect(),
             kv_layers: kv_layers(network).collect(),
@@ -611,9 +608,8 @@ impl Weights for CpuWeights {
 
     fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {
         let (pool, sessions) = (self.pool.clone(), self.sessions.clone());
-        let fusion = network.entry.as_ref().and_then(|e| e.fusion.as_ref());
         let with_embedding;
-        let network = match fusion {
+        let network = match network.fusion() {
             Some(fusion) if !fusion.own_embedding => {
                 with_embedding = Network {
                     embedding: self.embedding.tensor().clone(),

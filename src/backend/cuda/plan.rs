@@ -629,7 +629,7 @@ impl Plan {
     /// The same of a head that guesses further tokens of a network, with whose plan it shares embedding and head, where they are
     /// the same. A head from a file of its own has nothing of the network's but for the embedding, if it has none.
     pub fn beside(of: Option<&Plan>, network: &Network, base: u64) -> Result<(Plan, Jobs)> {
-        let fusion = network.entry.as_ref().and_then(|e| e.fusion.as_ref());
+        let fusion = network.fusion();
         let borrows = fusion.is_some_and(|fusion| !fusion.own_embedding);
         // Tensors of other files that are gone may have been where those of this one are.
         let shared = |linear: &Linear| match fusion {

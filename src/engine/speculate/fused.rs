@@ -5,7 +5,7 @@ use super::model::check_vocabulary;
 use crate::backend::Weights;
 use crate::engine::Model;
 use crate::error::{Result, fail};
-use crate::model::{Fusion, Network};
+use crate::model::Network;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A head as a file has it, and the models beside which it is.
@@ -66,15 +66,11 @@ impl HeadsBeside {
 }
 
 impl Drafter {
-    /// Whether a network is such a head.
-    pub fn is_head(network: &Network) -> bool {
-        fusion(network).is_some()
-    }
-
     /// The network of a model, if it is such a head.
     #[inline(never)]
     pub fn of(network: &Network) -> Option<Drafter> {
-        Drafter::is_head(network).then(|| Drafter {
+        network.fusion()?;
+        Some(Drafter {
             network: network.clone(),
             targets: Mutex::default(),
         })
@@ -108,20 +104,14 @@ impl Drop for Drafter {
     }
 }
 
-fn fusion(network: &Network) -> Option<&Fusion> {
-    network.entry.as_ref()?.fusion.as_ref()
-}
-
 /// The head that a model is, for another one.
 ///
-/// Errors: `InvalidArgument` if it is not one for that model, or on another device; `Unsupported` if that is not on one device as a whole;
-/// those of the device.
+/// Errors: `InvalidArgument` if it is not one for that model, or on another device; those of the device.
 pub(super) fn head_for(target: &Arc<Model>, drafts: &Arc<Model>) -> Result<Head> {
     let found = drafts.drafter();
-    let Some((drafter, fusion)) = found.and_then(|d| Some((d, fusion(&d.network)?))) else {
+    let Some((drafter, fusion)) = found.and_then(|d| Some((d, d.network.fusion()?))) else {
         fail!(Internal, "a model that is no head");
     };
-    target.check_whole()?;
     check_vocabulary(target, drafts)?;
     let (network, details) = (&drafter.network, target.details());
     let device = drafts.details().device;
