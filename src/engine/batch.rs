@@ -361,7 +361,7 @@ fn guess(
         let shares = depth_of(model.batch_depth()).choose(&seats, rows, room);
         let unpaid = (0..seats.len()).find(|i| {
             let reads = shares.drafts[*i] > 0 && readings[*i] > 0.0 && !seats[*i].always;
-            reads && !sessions[*i].pays(readings[*i], shares.gain)
+            reads && !sessions[*i].pays(readings[*i], &shares)
         });
         match unpaid {
             Some(i) => seats[i] = Seat::default(),
@@ -369,7 +369,7 @@ fn guess(
         }
     };
     choosing.retain(|(i, _)| {
-        let guessed = sessions[*i].guess(shares.drafts[*i], started);
+        let guessed = sessions[*i].guess(&shares, *i, started);
         let result = guessed.map_err(|e| failed(*i, sessions[*i], e));
         result.is_ok()
     });

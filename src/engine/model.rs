@@ -528,6 +528,14 @@ impl Model {
         self.tokenizer.as_ref().map_err(Error::clone)
     }
 
+    /// The tokens that end an answer; none without a tokenizer.
+    pub fn end_tokens(&self) -> &[u32] {
+        match &self.tokenizer {
+            Ok(tokenizer) => tokenizer.end_tokens(),
+            Err(_) => &[],
+        }
+    }
+
     /// The tokens as grammars see them. Made by the first call, which takes a fraction of a second for
     /// a large vocabulary, and about 300 bytes a token.
     ///

@@ -243,7 +243,7 @@ impl Session {
         // Within the capacity, so nothing is allocated.
         self.tokens.extend_from_slice(tokens);
         if let Some(speculation) = &mut self.speculation {
-            speculation.prompted(self.tokens.len());
+            speculation.prompted();
         }
         Ok(())
     }

@@ -177,6 +177,27 @@ impl Depth {
         TRIAL.min(most)
     }
 
+    /// Seconds of a step without drafts; 0 if unknown.
+    pub fn plain(&self) -> f32 {
+        self.times.known(0)
+    }
+
+    /// What a step with so many drafts takes, and making them, in steps without drafts, as far as that is known.
+    pub fn steps(&self, count: usize) -> f32 {
+        let base = self.times.known(0);
+        let cost = self.times.cost(0, count).max(base);
+        (cost + self.drafting * count as f32) / base
+    }
+
+    /// How many of up to `most` drafts take at most so many steps more than a step without drafts.
+    pub fn within(&self, most: usize, steps: f32) -> usize {
+        let fits = |count: &usize| self.steps(*count) - 1.0 <= steps;
+        match self.times.known(0) {
+            0.0 => most,
+            _ => (1..=most).rev().find(fits).unwrap_or(0),
+        }
+    }
+
     /// Seconds that the best number of up to `most` drafts of a class saves a token.
     pub fn gain(&self, class: usize, most: usize) -> f32 {
         let right = self.classes[class.min(CLASSES - 1)].right;

@@ -286,7 +286,7 @@ impl HeadDrafts {
         let there = self.place.on_device()?;
         let (states, own) = (there.states.clone(), there.own.clone());
         let mut done = 0;
-        while done < drafts.len() {
+        while done < drafts.len() && !drafts[..done].iter().any(|d| context.is_end(*d)) {
             let runner = &mut self.place.on_device()?.runner;
             let (len, limit) = (runner.len(), runner.queue_limit());
             let count = (drafts.len() - done).min(limit);

@@ -3,6 +3,9 @@
 //! Draws are by position, so a draft is right if it is the token that the draw of its position chooses by the model's own
 //! logits. Drafts change how long a decode takes, and nothing else.
 
+mod allowance;
+#[cfg(test)]
+mod cost_tests;
 mod depth;
 mod fused;
 mod heads;
@@ -22,6 +25,7 @@ use crate::backend::{
 use crate::error::{Result, Status, fail};
 use crate::grammar::Matcher;
 use crate::memory;
+use allowance::Allowance;
 use arrayvec::ArrayVec;
 use depth::{CLASSES, Depth};
 pub(super) use fused::{Drafter, HeadsBeside};
@@ -31,7 +35,7 @@ pub use ngram::NgramDrafts;
 use source::{Asked, SharedSource, Source};
 use std::sync::Arc;
 use std::time::Instant;
-pub(super) use together::{BatchDepth, Seat};
+pub(super) use together::{BatchDepth, Seat, Shares};
 
 /// What a source of drafts may look at.
 pub struct DraftContext<'a> {
@@ -39,6 +43,15 @@ pub struct DraftContext<'a> {
     pub tokens: &'a [u32],
     /// How the next ones are chosen.
     pub sampling: &'a Sampling,
+    /// Tokens that end an answer: what follows one of them is hardly wanted.
+    pub ends: &'a [u32],
+}
+
+impl DraftContext<'_> {
+    /// Whether a token ends an answer.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.ends.contains(&token)
+    }
 }
 
 /// Guesses tokens.
@@ -156,6 +169,8 @@ pub(super) struct Speculation {
     depth: Depth,
     stats: SpeculationStats,
     options: DraftOptions,
+    /// Tokens that end an answer.
+    ends: Arc<[u32]>,
     /// Drafts that a batch is to verify, and their class.
     guessed: ArrayVec<u32, MAX_DRAFTS>,
     guessed_class: usize,
@@ -169,17 +184,26 @@ pub(super) struct Speculation {
     class: usize,
     /// Whether the token that was polled last was a draft.
     drafted_last: bool,
-    /// Seconds that its source took to read a token of a prompt, and where the present answer begins in the context.
+    /// What drafts may still cost.
+    allowance: Allowance,
+    /// Whether its source was asked, and seconds that it took to read a token of a prompt; 0 if unknown.
+    has_asked: bool,
     reading: f32,
-    answer: usize,
+    /// Seconds of a token without drafts; 0 if unknown.
+    plain: f32,
+    /// What a token of the last step adds to the allowance.
+    saved: f32,
+    /// Whether a step is that of the session alone, not of a batch.
+    is_alone: bool,
     /// Drafts of a step whose first token is not polled yet, and when it began, where that says what a step takes.
     timed: Option<(usize, Instant)>,
 }
 
 impl Speculation {
-    fn new(source: Box<dyn DraftSource>, options: DraftOptions) -> Speculation {
+    fn new(source: Box<dyn DraftSource>, ends: Arc<[u32]>, options: DraftOptions) -> Speculation {
         Speculation {
             source: Source::new(source),
+            ends,
             depth: Depth::new(),
             stats: SpeculationStats::default(),
             options,
@@ -190,8 +214,12 @@ impl Speculation {
             accepted: 0,
             class: 0,
             drafted_last: false,
+            allowance: Allowance::new(),
+            has_asked: false,
             reading: 0.0,
-            answer: 0,
+            plain: 0.0,
+            saved: 0.0,
+            is_alone: true,
             timed: None,
         }
     }
@@ -200,7 +228,11 @@ impl Speculation {
     fn fork(&mut self, fork: &Session) -> Result<Speculation> {
         Ok(Speculation {
             depth: self.depth.clone(),
-            ..Speculation::new(self.source.fork(fork)?, self.options)
+            allowance: self.allowance.fork(),
+            has_asked: self.has_asked,
+            reading: self.reading,
+            plain: self.plain,
+            ..Speculation::new(self.source.fork(fork)?, self.ends.clone(), self.options)
         })
     }
 
@@ -226,6 +258,8 @@ impl Speculation {
 
     /// How many drafts of what follows a context to ask for, up to `most`, and their class.
     fn choose(&mut self, context: &DraftContext<'_>, most: usize) -> Result<(usize, usize)> {
+        (self.is_alone, self.saved) = (true, 0.0);
+        self.plain = self.depth.plain();
         if most == 0 {
             return Ok((0, 0));
         }
@@ -233,20 +267,33 @@ impl Speculation {
             return Ok((0, 0));
         };
         let most = most.min(self.options.most);
-        let lacks = self.source.lacks(context);
-        let reads = lacks > MOST_OF_STEP;
-        if reads && !self.options.always {
-            // As much of the answer may come as there is.
-            let answer = self.answer_of(context.tokens);
-            if self.depth.gain(class, most) * answer as f32 <= self.reading * lacks as f32 {
-                return Ok((self.depth.fix(0), class));
-            }
+        if self.options.always {
+            return Ok((self.depth.fix(most), class));
         }
-        let depth = match self.options.always {
-            true => self.depth.fix(most),
-            false => self.depth.choose(class, most),
+        let reading = match self.source.lacks(context) {
+            lacks if lacks > MOST_OF_STEP => {
+                let seconds = self.reading * lacks as f32;
+                if !self.pays(seconds, self.depth.gain(class, most)) {
+                    return Ok((self.depth.fix(0), class));
+                }
+                seconds / self.plain
+            }
+            _ => 0.0,
+        };
+        let depth = match self.depth.within(most, self.allowance.steps() - reading) {
+            0 => self.depth.fix(0),
+            most => self.depth.choose(class, most),
         };
         Ok((depth, class))
+    }
+
+    /// Whether drafts that save `gain` seconds a token are worth a reading of a prompt that takes so many seconds.
+    fn pays(&self, reading: f32, gain: f32) -> bool {
+        let affordable = match self.reading {
+            0.0 => self.allowance.covers_a_try(),
+            _ => self.allowance.covers(reading / self.plain),
+        };
+        affordable && gain * self.allowance.to_come() > reading
     }
 
     /// Asks the source, which has looked at the context, for drafts, and measures it.
@@ -258,9 +305,19 @@ impl Speculation {
 
     /// The source was asked.
     fn was_asked(&mut self, asked: &Asked) {
-        match asked.lacked > MOST_OF_STEP {
-            true => self.reading = asked.took.as_secs_f32() / asked.lacked as f32,
-            false => self.depth.drafting_took(asked.count, asked.took),
+        let seconds = asked.took.as_secs_f32();
+        let steps = match self.plain {
+            0.0 => 0.0,
+            plain => seconds / plain,
+        };
+        // The first time is no measure: it makes ready what is there from then on.
+        if !std::mem::replace(&mut self.has_asked, true) {
+            self.allowance.spend_on_a_try(steps);
+        } else if asked.lacked > MOST_OF_STEP {
+            self.reading = seconds / asked.lacked as f32;
+            self.allowance.spend(steps);
+        } else {
+            self.depth.drafting_took(asked.count, asked.took);
         }
     }
 
@@ -300,14 +357,9 @@ impl Speculation {
         }
     }
 
-    /// Tokens of the present answer.
-    fn answer_of(&self, tokens: &[u32]) -> usize {
-        tokens.len().saturating_sub(self.answer)
-    }
-
-    /// The context has a prompt up to a position, behind which an answer begins.
-    pub(super) fn prompted(&mut self, position: usize) {
-        self.answer = position;
+    /// The context has got a prompt, behind which an answer begins.
+    pub(super) fn prompted(&mut self) {
+        self.allowance.prompted();
     }
 
     /// A step was submitted.
@@ -317,6 +369,10 @@ impl Speculation {
         (self.accepted, self.class) = (0, class);
         self.stats.steps += 1;
         self.stats.drafted += drafts.len() as u64;
+        if self.is_alone && self.plain > 0.0 {
+            self.allowance.spend(self.depth.steps(drafts.len()));
+            self.saved = 1.0;
+        }
     }
 
     /// An outcome of the runner was polled; the next one of the step, if there is one, was chosen already.
@@ -325,6 +381,9 @@ impl Speculation {
             && token.is_some()
         {
             self.depth.step_took(count, begun.elapsed());
+        }
+        if token.is_some() {
+            self.allowance.token(self.saved);
         }
         self.drafted_last = false;
         match self.verified.get(self.accepted) {
@@ -367,7 +426,8 @@ impl Session {
             runner.keep_states(source.states())?;
         }
         memory::check()?;
-        self.speculation = Some(Box::new(Speculation::new(source, options)));
+        let ends = self.model.end_tokens().into();
+        self.speculation = Some(Box::new(Speculation::new(source, ends, options)));
         Ok(())
     }
 
@@ -530,13 +590,19 @@ impl Session {
         {
             runner.drop_outcomes();
         }
+        let mut polled = 0;
         while self.is_ahead() {
             dropped = true;
-            if self.poll_token(true).is_err() {
-                break;
+            match self.poll_token(true) {
+                Ok(_) => polled += 1,
+                Err(_) => break,
             }
         }
         if dropped {
+            if let Some(speculation) = &mut self.speculation {
+                let saved = speculation.saved;
+                speculation.allowance.take_back(polled, saved);
+            }
             self.leave_last();
         }
     }
@@ -585,9 +651,14 @@ impl Session {
         let context = DraftContext {
             tokens: &self.tokens,
             sampling: &self.sampling,
+            ends: self.model.end_tokens(),
         };
-        // Behind the drafts there is a position for the token that is chosen after them.
-        let room = self.context() - self.tokens.len() - 1;
+        let room = match unevaluated {
+            // The choice by logits at hand takes no step.
+            0 if !speculation.options.always => 0,
+            // Behind the drafts there is a position for the token that is chosen after them.
+            _ => self.context() - self.tokens.len() - 1,
+        };
         let (mut count, class) = speculation.choose(&context, room)?;
         // A step that first has other tokens to evaluate, or none, says nothing about what drafts cost.
         let typical = unevaluated == 1;
@@ -648,28 +719,34 @@ impl Session {
         let context = DraftContext {
             tokens: &self.tokens,
             sampling: &self.sampling,
+            ends: self.model.end_tokens(),
         };
         // Behind the drafts there is a position for the token that is chosen after them.
         speculation.seat(&context, self.options.context - self.tokens.len() - 1)
     }
 
-    /// Whether the answer is so long that drafts are worth reading a prompt for that takes so many seconds, if they save
-    /// `gain` a token.
-    pub(super) fn pays(&self, reading: f32, gain: f32) -> bool {
-        let answer = (self.speculation.as_ref()).map_or(0, |s| s.answer_of(&self.tokens));
-        // As much of it may come as there is.
-        gain * answer as f32 > reading
+    /// Whether the session's drafts are worth a reading of its prompt that takes so many seconds, in a batch whose drafts save that.
+    pub(super) fn pays(&mut self, reading: f32, shares: &Shares) -> bool {
+        self.speculation.as_mut().is_some_and(|speculation| {
+            speculation.plain = shares.plain;
+            speculation.pays(reading, shares.gain)
+        })
     }
 
-    /// Guesses up to `count` tokens for a batch, which come to [`guesses`](Session::guesses): as many as can be verified. Where
-    /// that takes time and the batch is `started`, it is left to the batch.
+    /// Guesses tokens for a batch, the `index`-th of these shares, which come to [`guesses`](Session::guesses): as many as can be
+    /// verified. Where that takes time and the batch is `started`, it is left to the batch.
     ///
     /// Errors: `Interrupted`; those of the grammar.
-    pub(super) fn guess(&mut self, count: usize, started: bool) -> Result<()> {
+    pub(super) fn guess(&mut self, shares: &Shares, index: usize, started: bool) -> Result<()> {
         let Some(speculation) = &mut self.speculation else {
             return Ok(());
         };
-        speculation.depth.fix(count);
+        let count = speculation.depth.fix(shares.drafts[index]);
+        (speculation.is_alone, speculation.plain) = (false, shares.plain);
+        speculation.saved = match count > 0 && shares.plain > 0.0 {
+            true => shares.gain / shares.plain,
+            false => 0.0,
+        };
         if count == 0 {
             return Ok(());
         }
@@ -680,6 +757,7 @@ impl Session {
         let context = DraftContext {
             tokens: &self.tokens,
             sampling: &self.sampling,
+            ends: self.model.end_tokens(),
         };
         let mut drafts = [0; MAX_DRAFTS];
         let count = speculation.ask(&context, &mut drafts[..count])?;
@@ -780,6 +858,7 @@ pub(super) struct Ask {
     pub most: usize,
     /// When the work was started, if that says what a step takes.
     begun: Option<Instant>,
+    ends: Arc<[u32]>,
     asked: Option<Asked>,
 }
 
@@ -789,6 +868,7 @@ impl Ask {
             source: speculation.source.shared(),
             most,
             begun: typical.then(Instant::now),
+            ends: speculation.ends.clone(),
             asked: None,
         }
     }
@@ -799,7 +879,12 @@ impl Ask {
     pub fn ask(&mut self, tokens: &mut Vec<u32>, sampling: &Sampling) -> Result<usize> {
         let mut drafts = [0; MAX_DRAFTS];
         let most = self.most.min(tokens.capacity() - tokens.len());
-        let context = DraftContext { tokens, sampling };
+        let ends = &self.ends;
+        let context = DraftContext {
+            tokens,
+            sampling,
+            ends,
+        };
         let asked = self.source.ask(&context, &mut drafts[..most])?;
         tokens.extend_from_slice(&drafts[..asked.count]);
         self.asked = Some(asked);

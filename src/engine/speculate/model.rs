@@ -61,6 +61,9 @@ impl ModelDrafts {
             }
             *draft = self.session.decode()?;
             count += 1;
+            if context.is_end(*draft) {
+                break;
+            }
         }
         Ok(count)
     }

@@ -162,6 +162,7 @@ mod tests {
 
     fn drafts(source: &mut NgramDrafts, tokens: &[u32], count: usize) -> Option<(usize, Vec<u32>)> {
         let context = DraftContext {
+            ends: &[],
             tokens,
             sampling: &Sampling::default(),
         };

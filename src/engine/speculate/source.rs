@@ -108,7 +108,8 @@ impl SharedSource {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for drafts of what follows a context that the source has looked at. It has none when its owner is gone.
+    /// Asks for drafts of what follows a context that the source has looked at, up to the end of the answer. It has none when its
+    /// owner is gone.
     ///
     /// Errors: those of the source.
     pub fn ask(&self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<Asked> {
@@ -117,7 +118,9 @@ impl SharedSource {
         let (count, lacked) = match &mut *source {
             Some(source) => {
                 let lacked = source.lacks(context);
-                (source.draft(context, drafts)?.min(drafts.len()), lacked)
+                let count = source.draft(context, drafts)?.min(drafts.len());
+                let end = drafts[..count].iter().position(|d| context.is_end(*d));
+                (end.map_or(count, |end| end + 1), lacked)
             }
             None => (0, 0),
         };

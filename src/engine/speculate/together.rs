@@ -52,6 +52,8 @@ pub struct Shares {
     pub drafts: ArrayVec<usize, MAX_BATCH>,
     /// Seconds that they save a token of each session.
     pub gain: f32,
+    /// Seconds of a token of each session without them; 0 if unknown.
+    pub plain: f32,
 }
 
 /// Tokens of each session that a pass brings on average, and seconds of making drafts for it.
@@ -82,9 +84,9 @@ impl BatchDepth {
             fixed.push(share);
         }
         let fixed_rows = rows + (room - left);
-        let none = Shares {
+        let mut none = Shares {
             drafts: fixed.clone(),
-            gain: 0.0,
+            ..Shares::default()
         };
         let base = self.times.known(fixed_rows);
         // What drafts are compared with comes first.
@@ -100,6 +102,7 @@ impl BatchDepth {
         };
         let (calls, making) = promise(seats, &fixed);
         let without = calls / (base + making);
+        none.plain = 1.0 / without;
         let (mut best, mut rate) = (0, without);
         // The best of those that were hardly tried, if more rows cost no more than fewer.
         let (mut hopeful, mut hope) = (0, 0.0);
@@ -144,6 +147,7 @@ impl BatchDepth {
             depth => Shares {
                 drafts: at(depth),
                 gain: (1.0 / without - 1.0 / rate).max(0.0),
+                ..none
             },
         }
     }
