@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Runs ember-bench and llama.cpp's llama-bench alternately on one file and prints the ratios.
 # usage: compare_llama.sh LLAMA_BENCH MODEL.gguf [THREADS] [ROUNDS]
-# PROMPT (512), GEN (64) and DEPTHS ("0 4096") may be set in the environment. Needs python3.
+# PROMPT (512), GEN (64), DEPTHS ("0 4096") and REPS (1, of each in a round) may be set in the environment. Needs python3.
 set -euo pipefail
 if [ $# -lt 2 ]; then
     sed -n '2,4s/^# //p' "$0"
     exit 2
 fi
 llama_bench=$1 model=$2 threads=${3:-$(getconf _NPROCESSORS_ONLN)} rounds=${4:-3}
-prompt=${PROMPT:-512} gen=${GEN:-64} depths=${DEPTHS:-0 4096}
+prompt=${PROMPT:-512} gen=${GEN:-64} depths=${DEPTHS:-0 4096} reps=${REPS:-1}
 root=$(cd "$(dirname "$0")/.." && pwd)
 ember_bench=${EMBER_BENCH:-${CARGO_TARGET_DIR:-$root/target}/release/ember-bench}
 for file in "$llama_bench" "$ember_bench"; do
@@ -21,11 +21,11 @@ commas=${depths// /,}
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds" >&2
     "$ember_bench" "$model" --threads "$threads" --prompt "$prompt" --depth "$commas" --gen "$gen" \
-        --reps 1 --bandwidth-mib 64 --json "$out/ember-$round.json" >/dev/null
+        --reps "$reps" --bandwidth-mib 64 --json "$out/ember-$round.json" >/dev/null
     # Flash attention on and an f16 cache, as here; one process per round, so that both warm up alike.
-    "$llama_bench" -m "$model" -t "$threads" -ngl 0 -fa 1 -p "$prompt" -n 0 -r 1 -o json \
+    "$llama_bench" -m "$model" -t "$threads" -ngl 0 -fa 1 -p "$prompt" -n 0 -r "$reps" -o json \
         >"$out/llama-$round-prompt.json" 2>/dev/null
-    "$llama_bench" -m "$model" -t "$threads" -ngl 0 -fa 1 -p 0 -n "$gen" -d "$commas" -r 1 -o json \
+    "$llama_bench" -m "$model" -t "$threads" -ngl 0 -fa 1 -p 0 -n "$gen" -d "$commas" -r "$reps" -o json \
         >"$out/llama-$round-decode.json" 2>/dev/null
 done
 

@@ -19,12 +19,14 @@ Model:
   --shape NAME       random weights of a known shape instead of a file: llama-3.2-1b,
                      llama-3.1-8b, llama-3.1-70b, qwen2.5-1.5b, qwen3-4b, qwen3-30b-a3b, gpt-oss-20b,
                      qwen3.5-4b, qwen3.5-9b, qwen3.5-35b-a3b, lfm2-2.6b,
-                     granite-4-micro, qwen3-embedding-0.6b, hamlet
+                     granite-4-micro, gemma-4-e4b, deepseek-v2-lite, falcon-mamba-7b, mamba2-2.7b,
+                     nemotron-nano-9b-v2, falcon-h1-1.5b, qwen3-embedding-0.6b, hamlet
   --quant MIX        how they are quantized (default q4_k_m): q4_k_m and q5_k_m are llama.cpp's
                      mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
                      and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,
                      q5_k, q6_k, iq1_s to iq4_xs, tq1_0, tq2_0, mxfp4 and nvfp4 are that type with
                      the output in Q6_K
+  --cut N            the first N layers of the shape alone
   --vocab PATH       with the tokenizer of another GGUF file (of up to as many tokens)
   --keep-model PATH  write the random weights to PATH and keep them (default: a temporary file)
   --write-only       write the file named by --keep-model and stop
@@ -98,7 +100,7 @@ pub enum Source {
     /// Random weights of a known shape.
     Shape {
         /// The network's dimensions.
-        shape: &'static Shape,
+        shape: Shape,
         /// Types of its tensors.
         mix: Mix,
         /// Where to write it for good; otherwise a temporary file.
@@ -271,6 +273,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut file: Option<PathBuf> = None;
     let mut shape = None;
     let mut mix = None;
+    let mut cut = None;
     let mut keep = None;
     let mut vocab = None;
     let mut write_only = false;
@@ -321,6 +324,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 let name = parser.value()?.string()?;
                 mix = Some(Mix::parse(&name).ok_or_else(|| format!("there is no mix {name:?}"))?);
             }
+            Long("cut") => cut = Some(number(&mut parser, "--cut", 1, 1 << 16)?),
             Long("vocab") => vocab = Some(PathBuf::from(parser.value()?)),
             Long("keep-model") => keep = Some(PathBuf::from(parser.value()?)),
             Long("write-only") => write_only = true,
@@ -426,6 +430,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         (Some(file), None) => {
             for (given, name) in [
                 (mix.is_some(), "--quant"),
+                (cut.is_some(), "--cut"),
                 (vocab.is_some(), "--vocab"),
                 (keep.is_some(), "--keep-model"),
                 (write_only, "--write-only"),
@@ -437,7 +442,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Source::File(file)
         }
         (None, Some(shape)) => Source::Shape {
-            shape,
+            shape: shape.cut(cut)?,
             mix: mix.unwrap_or(Mix::Q4_K_M),
             keep: keep.clone(),
         },
@@ -604,6 +609,9 @@ mod tests {
             ("--shape hamlet --quant q9", "q9"),
             ("a.gguf --quant q8_0", "--quant"),
             ("a.gguf --vocab b.gguf", "--vocab"),
+            ("a.gguf --cut 2", "--cut"),
+            ("--shape hamlet --cut 9", "8 layers"),
+            ("--shape gemma-4-e4b --cut 23", "24"),
             ("--shape hamlet --write-only", "--keep-model"),
             ("a.gguf --reps 0", "--reps"),
             ("a.gguf --prompt 5,x", "--prompt"),

@@ -2,16 +2,18 @@
 
 mod gemma4;
 mod latent;
+mod layers;
 mod mamba;
 
 use emberlm::format::Value;
 use emberlm::quant::TensorType;
 pub use gemma4::Gemma4;
 pub use latent::Latent;
+pub use layers::Layers;
 pub use mamba::Mamba;
 
 /// Dimensions of a decoder of the llama kind.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// The name on the command line.
     pub name: &'static str,
@@ -87,10 +89,12 @@ pub enum Hybrid {
     Latent(&'static Latent),
     /// The first Mamba in all layers.
     Mamba(&'static Mamba),
+    /// Layers of Mamba 2, attention and feed-forward parts in any order.
+    Layers(&'static Layers),
 }
 
 /// A mixture of experts, and what else its family has that others don't.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Experts {
     /// `general.architecture`: `qwen3moe`, `qwen35moe` or `gpt-oss`.
     pub architecture: &'static str,
@@ -375,6 +379,9 @@ pub const SHAPES: &[Shape] = &[
     gemma4::E4B,
     latent::DEEPSEEK_V2_LITE,
     mamba::FALCON_MAMBA_7B,
+    layers::MAMBA2_2_7B,
+    layers::NEMOTRON_NANO_9B,
+    layers::FALCON_H1_1_5B,
 ];
 
 const QWEN_3_5: Hybrid = Hybrid::DeltaNet {
@@ -513,12 +520,30 @@ impl Tensors {
 }
 
 impl Shape {
+    /// The first layers alone, if it is to be cut; the error is a sentence.
+    pub fn cut(self, layers: Option<usize>) -> Result<Shape, String> {
+        let least = match &self.hybrid {
+            // Layers that share keys and values read those of one without a window and of one with it.
+            Some(Hybrid::Gemma4(gemma)) => gemma.shared + gemma.interval,
+            _ => 1,
+        };
+        let n_layers = layers.unwrap_or(self.n_layers);
+        match (least..=self.n_layers).contains(&n_layers) {
+            true => Ok(Shape { n_layers, ..self }),
+            false => Err(format!(
+                "--cut is {n_layers}, but {} has from {least} to {} layers",
+                self.name, self.n_layers
+            )),
+        }
+    }
+
     /// The keys that this kind of attention has beside those of all, or in place of them.
     pub fn own_keys(&self) -> Vec<(&'static str, Value)> {
         match &self.hybrid {
             Some(Hybrid::Gemma4(gemma)) => gemma.keys(self),
             Some(Hybrid::Latent(latent)) => latent.keys(self),
             Some(Hybrid::Mamba(mamba)) => mamba.keys(),
+            Some(Hybrid::Layers(layers)) => layers.keys(self),
             _ => Vec::new(),
         }
     }
@@ -530,6 +555,7 @@ impl Shape {
             (None, Some(Hybrid::Gemma4(_))) => "gemma4",
             (None, Some(Hybrid::Latent(_))) => "deepseek2",
             (None, Some(Hybrid::Mamba(_))) => "mamba",
+            (None, Some(Hybrid::Layers(layers))) => layers.architecture,
             (None, Some(Hybrid::DeltaNet { .. })) => "qwen35",
             (None, Some(Hybrid::ShortConv { .. })) => "lfm2",
             (None, Some(Hybrid::Mamba2 { .. })) => "granitehybrid",
@@ -542,6 +568,7 @@ impl Shape {
         match &self.hybrid {
             None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_)) => true,
             Some(Hybrid::Mamba(_)) => false,
+            Some(Hybrid::Layers(layers)) => layers.attends(layer),
             Some(Hybrid::DeltaNet { .. }) => (layer + 1).is_multiple_of(4),
             Some(Hybrid::ShortConv { attending, .. } | Hybrid::Mamba2 { attending, .. }) => {
                 attending.contains(&layer)
@@ -560,6 +587,7 @@ impl Shape {
             Some(Hybrid::Gemma4(gemma)) => return gemma.tensors(self, mix),
             Some(Hybrid::Latent(latent)) => return latent.tensors(self, mix),
             Some(Hybrid::Mamba(mamba)) => return mamba.tensors(self, mix),
+            Some(Hybrid::Layers(layers)) => return layers.tensors(self, mix),
             _ => {}
         }
         let mut plans = Vec::new();
@@ -750,7 +778,10 @@ impl Shape {
                     numbers(name("ssm_conv1d.weight"), conv, Fill::Weights);
                     numbers(name("ssm_conv1d.bias"), vec![channels], Fill::Bias);
                 }
-                None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_) | Hybrid::Mamba(_)) => {}
+                None
+                | Some(
+                    Hybrid::Gemma4(_) | Hybrid::Latent(_) | Hybrid::Mamba(_) | Hybrid::Layers(_),
+                ) => {}
             }
         }
         if let Some(e) = gpt_oss {
@@ -847,6 +878,9 @@ mod tests {
         assert_eq!(parameters("granite-4-micro") / 100_000_000, 31);
         assert_eq!(parameters("deepseek-v2-lite") / 100_000_000, 157);
         assert_eq!(parameters("falcon-mamba-7b") / 100_000_000, 72);
+        assert_eq!(parameters("mamba2-2.7b") / 100_000_000, 27);
+        assert_eq!(parameters("nemotron-nano-9b-v2") / 100_000_000, 88);
+        assert_eq!(parameters("falcon-h1-1.5b") / 100_000_000, 15);
         // Of which 2.8 billion are the embeddings of layers.
         assert_eq!(parameters("gemma-4-e4b") / 100_000_000, 74);
     }

@@ -93,7 +93,8 @@ fn metadata(shape: &Shape, vocabulary: Vec<(String, Value)>) -> Vec<(String, Val
     keys.retain(|(key, _)| own.iter().all(|(k, _)| k != key));
     keys.extend(own);
     match &shape.hybrid {
-        None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_) | Hybrid::Mamba(_)) => {}
+        None
+        | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_) | Hybrid::Mamba(_) | Hybrid::Layers(_)) => {}
         Some(Hybrid::DeltaNet {
             key_heads,
             value_heads,
