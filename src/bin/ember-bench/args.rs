@@ -100,7 +100,7 @@ pub enum Source {
     /// Random weights of a known shape.
     Shape {
         /// The network's dimensions.
-        shape: Shape,
+        shape: Box<Shape>,
         /// Types of its tensors.
         mix: Mix,
         /// Where to write it for good; otherwise a temporary file.
@@ -442,7 +442,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Source::File(file)
         }
         (None, Some(shape)) => Source::Shape {
-            shape: shape.cut(cut)?,
+            shape: Box::new(shape.cut(cut)?),
             mix: mix.unwrap_or(Mix::Q4_K_M),
             keep: keep.clone(),
         },
