@@ -576,10 +576,20 @@ fn n_layers(source: &Source) -> Result<usize> {
 
 /// What all norms add to the mean square or variance.
 fn epsilon(source: &Source, norm: NormKind) -> Result<f32> {
-    source.positive(match norm {
-        NormKind::Rms => "attention.layer_norm_rms_epsilon",
-        NormKind::Layer => "attention.layer_norm_epsilon",
-    })
+    const RMS: &str = "attention.layer_norm_rms_epsilon";
+    const LAYER: &str = "attention.layer_norm_epsilon";
+    let key = match norm {
+        // Files of Nemotron-H have it by the other key.
+        NormKind::Rms
+            if source.architecture().starts_with("nemotron_h")
+                && source.find_positive(RMS)?.is_none() =>
+        {
+            LAYER
+        }
+        NormKind::Rms => RMS,
+        NormKind::Layer => LAYER,
+    };
+    source.positive(key)
 }
 
 fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {

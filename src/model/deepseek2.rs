@@ -8,7 +8,7 @@ use super::mistral3::temperature;
 use super::rope::{self, Ramp};
 use super::{
     Activation, Block, LatentAttention, Linear, Mixer, Network, Norm, NormKind, Rope, RopePairing,
-    Temperature,
+    Scoring, Temperature,
 };
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Tensor, keys_and_values};
@@ -53,6 +53,10 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     d.set_predictors_apart()?;
     let shape = Shape::read(&d)?;
     let experts = Defaults {
+        scoring: match is_glm_4_7_flash(&d)? {
+            true => Scoring::Sigmoid,
+            false => Scoring::Softmax,
+        },
         normalize: false,
         shared_ff: shared_count_ff(&d)?,
         ..softmax(&d)?
@@ -79,6 +83,12 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
             feed_forward_sum_norm: None,
         })
     })
+}
+
+/// Files of this model may not say how experts are chosen. Only its sizes tell it from DeepSeek V2.
+fn is_glm_4_7_flash(d: &Decoder) -> Result<bool> {
+    let n_vocab = d.source.file.tensor("token_embd.weight")?.rows();
+    Ok(d.n_layers == 47 && n_vocab == 154_880)
 }
 
 /// Sizes that all layers share.

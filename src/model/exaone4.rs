@@ -1,5 +1,5 @@
-//! `exaone4`: EXAONE 4, with norms after both parts and of q and k per head. Where some layers have a
-//! window, the others have no rotary embedding. `exaone-moe`: K-EXAONE, with norms before both parts instead, and experts
+//! `exaone4`: EXAONE 4, with norms after both parts and of q and k per head. Where the model has a
+//! window, layers without it have no rotary embedding. `exaone-moe`: K-EXAONE, with norms before both parts instead, and experts
 //! that are chosen by sigmoids and a bias in all layers but the first ones.
 
 use super::decoder::{Decoder, Windows, bare_block};
@@ -12,11 +12,10 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "exaone4", NormKind::Rms)?;
     let rope = d.rope(RopePairing::Halves)?;
     let windows = windows(&d)?;
-    let hybrid = windows.iter().any(Option::is_some);
     d.network(|i| {
-        let rotated = !hybrid || windows[i].is_some();
+        let rotated = windows.as_ref().is_none_or(|w| w[i].is_some());
         let mut attention = d.normed_attention(i, rotated.then_some(&rope), true)?;
-        attention.window = windows[i];
+        attention.window = windows.as_ref().and_then(|w| w[i]);
         Ok(Block {
             mixer_post_norm: d.norm(i, "post_attention_norm")?,
             feed_forward_post_norm: d.norm(i, "post_ffw_norm")?,
@@ -30,7 +29,6 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
     d.leave_out_predictors()?;
     let rope = d.rope(RopePairing::Halves)?;
     let windows = windows(&d)?;
-    let hybrid = windows.iter().any(Option::is_some);
     let experts = Defaults {
         scoring: Scoring::Sigmoid,
         shared_ff: shared_count_ff(&d)?,
@@ -38,17 +36,17 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
     };
     let experts = Mixture::new(&d, experts)?;
     d.network(|i| {
-        let rotated = !hybrid || windows[i].is_some();
+        let rotated = windows.as_ref().is_none_or(|w| w[i].is_some());
         let mut attention = d.normed_attention(i, rotated.then_some(&rope), true)?;
-        attention.window = windows[i];
+        attention.window = windows.as_ref().and_then(|w| w[i]);
         d.pre_norm_block(i, attention, experts.or_gated(&d, i)?)
     })
 }
 
-/// Files of models without a window may say 0.
-fn windows(d: &Decoder) -> Result<Vec<Option<usize>>> {
+/// The window of each layer, if the model has one. Files of models without may say 0.
+fn windows(d: &Decoder) -> Result<Option<Vec<Option<usize>>>> {
     match d.source.find::<u64>("attention.sliding_window")? {
-        Some(0) => Ok(vec![None; d.n_layers]),
-        _ => d.windows(Windows::ButEvery(4)),
+        None | Some(0) => Ok(None),
+        Some(_) => d.windows(Windows::ButEvery(4)).map(Some),
     }
 }

@@ -230,11 +230,16 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// The vector `{name}.weight` as the weight of a norm.
+    /// The vector `{name}.weight`, or `name` where there is only this, as the weight of a norm.
     pub(super) fn norm(&self, name: &str, len: usize, kind: NormKind, eps: f32) -> Result<Norm> {
+        // Falcon-H1 has its `ffn_norm` so, and nothing else.
+        let bare = !self.has(name) && self.file.tensors.contains_key(name);
         Ok(Norm {
             kind,
-            weight: self.vector(&format!("{name}.weight"), len)?,
+            weight: match bare {
+                true => self.vector(name, len)?,
+                false => self.vector(&format!("{name}.weight"), len)?,
+            },
             bias: self.find_vector(&format!("{name}.bias"), len)?,
             eps,
         })

@@ -289,6 +289,10 @@ impl<'a> Folder<'a> {
             } else if let Some(part) = self.family.part(part) {
                 let name = match end {
                     "" => format!("blk.{layer}.{part}"),
+                    // The only norm whose name has no end in GGUF.
+                    "weight" if self.family.architecture == "falcon-h1" && part == "ffn_norm" => {
+                        format!("blk.{layer}.{part}")
+                    }
                     end => format!("blk.{layer}.{part}.{end}"),
                 };
                 let tensor = self.tensor(stored, &name)?;
