@@ -4,7 +4,7 @@ use super::file::OpenFile;
 use super::input::Input;
 use super::made::{CHUNK_BYTES, Made, MakeRows, Source};
 use crate::error::{Result, fail, try_vec};
-use crate::quant::TensorType;
+use crate::quant::{TensorType, dequantize_row};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -157,6 +157,17 @@ impl Tensor {
             &input,
             0..len,
         ))
+    }
+
+    /// The elements of a tensor of any type as a tensor in memory, F32.
+    ///
+    /// Errors: `OutOfMemory`, and those of [`read_rows`](Self::read_rows).
+    pub(crate) fn widened(&self) -> Result<Tensor> {
+        let mut bytes = try_vec(self.byte_len(), 0u8, &self.name)?;
+        self.read_rows(0, &mut bytes)?;
+        let mut values = try_vec(self.row_len() * self.rows(), 0.0, &self.name)?;
+        dequantize_row(self.ty, &bytes, &mut values);
+        Tensor::of_numbers(&self.name, self.dims.clone(), &values)
     }
 
     /// The same rows in memory, in another order: row `i` is row `source(i)` of this tensor. Of a tensor of one

@@ -366,31 +366,40 @@ impl<'a> Decoder<'a> {
 
     /// Attention whose matrices are apart, or one below the other in `attn_qkv`.
     pub(super) fn attention(&self, layer: usize, rope: Option<&Rope>) -> Result<Attention> {
-        let (source, hidden) = (&self.source, self.hidden);
-        let name = |part: &str| format!("blk.{layer}.{part}");
         let (q_len, kv_len) = (
             self.n_heads * self.head_dim,
             self.n_kv_heads * self.head_dim,
         );
-        let lens = [q_len, kv_len, kv_len];
+        let matrices = self.qkv(layer, [q_len, kv_len, kv_len])?;
+        self.attention_with(layer, matrices, rope)
+    }
+
+    /// The matrices of queries, keys and values, of so many rows each: apart, or one below the other in `attn_qkv`.
+    pub(super) fn qkv(&self, layer: usize, lens: [usize; 3]) -> Result<[Linear; 3]> {
+        let (source, hidden) = (&self.source, self.hidden);
+        let name = |part: &str| format!("blk.{layer}.{part}");
         let fused = name("attn_qkv");
         let parts = [name("attn_q"), name("attn_k"), name("attn_v")];
-        let [q, k, v] = if source.has(&fused) {
-            source.fused(&fused, hidden, lens, Some(&parts))?
-        } else if !source.has(&parts[0]) {
+        if self.fused_qkv(layer) {
+            return source.fused(&fused, hidden, lens, Some(&parts));
+        }
+        if !source.has(&parts[0]) {
             fail!(
                 MissingTensor,
                 "tensor {}.weight is missing, and there is no {fused}.weight",
                 parts[0]
             );
-        } else {
-            [
-                source.linear(&parts[0], hidden, q_len)?,
-                source.linear(&parts[1], hidden, kv_len)?,
-                source.linear(&parts[2], hidden, kv_len)?,
-            ]
-        };
-        self.attention_with(layer, [q, k, v], rope)
+        }
+        Ok([
+            source.linear(&parts[0], hidden, lens[0])?,
+            source.linear(&parts[1], hidden, lens[1])?,
+            source.linear(&parts[2], hidden, lens[2])?,
+        ])
+    }
+
+    /// Whether a layer has queries, keys and values in one matrix.
+    pub(super) fn fused_qkv(&self, layer: usize) -> bool {
+        self.source.has(&format!("blk.{layer}.attn_qkv"))
     }
 
     /// Attention with these matrices, without what only some families have.

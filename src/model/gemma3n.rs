@@ -86,7 +86,8 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
                 count,
                 active: active as usize,
                 router_norm: norm("altup_router_norm")?,
-                router: numbers("altup_router", &[hidden, count])?,
+                router: source
+                    .widened(&format!("{}.weight", name("altup_router")), &[hidden, count])?,
                 predict: numbers("altup_predict_coef", &[count, count * count])?,
                 correct: numbers("altup_correct_coef", &[count, count])?,
                 output_scale: numbers("altup_correct_scale", &[hidden])?,
@@ -194,13 +195,27 @@ impl Attentions {
     fn layer(&self, d: &Decoder, layer: usize) -> Result<Attention> {
         let shares = self.source_of(layer);
         let of = shares.unwrap_or(layer);
-        let (source, hidden) = (&d.source, d.hidden);
+        let source = &d.source;
         let (q_len, kv_len) = (d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim);
-        let matrices = [
-            source.linear(&format!("blk.{layer}.attn_q"), hidden, q_len)?,
-            source.linear(&format!("blk.{of}.attn_k"), hidden, kv_len)?,
-            source.linear(&format!("blk.{of}.attn_v"), hidden, kv_len)?,
-        ];
+        let lens = [q_len, kv_len, kv_len];
+        let apart = |layer: usize, part: &str, rows: usize| {
+            source.linear(&format!("blk.{layer}.{part}"), d.hidden, rows)
+        };
+        let q = match d.fused_qkv(layer) {
+            true => {
+                let [q, _, _] = d.qkv(layer, lens)?;
+                q
+            }
+            // Layers that read another's have nothing else.
+            false => apart(layer, "attn_q", q_len)?,
+        };
+        let [k, v] = match d.fused_qkv(of) {
+            true => {
+                let [_, k, v] = d.qkv(of, lens)?;
+                [k, v]
+            }
+            false => [apart(of, "attn_k", kv_len)?, apart(of, "attn_v", kv_len)?],
+        };
         let rope = match self.windows[layer] {
             Some(_) => &self.local,
             None => &self.global,
@@ -215,7 +230,7 @@ impl Attentions {
             shares,
             window: self.windows[layer],
             scale: source.find_positive("attention.scale")?.unwrap_or(1.0),
-            ..d.attention_with(layer, matrices, Some(rope))?
+            ..d.attention_with(layer, [q, k, v], Some(rope))?
         })
     }
 }

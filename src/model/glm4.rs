@@ -3,7 +3,7 @@
 
 use super::decoder::{Decoder, bare_block};
 use super::{Activation, Block, Network, NormKind, RopePairing};
-use crate::error::{Result, fail};
+use crate::error::Result;
 use crate::format::{ModelFile, Value};
 
 pub(super) fn chatglm(file: &ModelFile) -> Result<Network> {
@@ -15,18 +15,24 @@ pub(super) fn chatglm(file: &ModelFile) -> Result<Network> {
     })
 }
 
-pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    const SECTIONS: &str = "rope.dimension_sections";
-    let mut d = Decoder::read(file, "glm4", NormKind::Rms)?;
-    if let Some(Value::Array(_)) = file.metadata.get(&d.source.key(SECTIONS)) {
-        fail!(
-            Unsupported,
-            "{} is there; positions of more than one dimension are not supported",
-            d.source.key(SECTIONS)
-        );
+/// Files of models with images (GLM 4.1V) have positions of several dimensions, all of which a text's have alike, and for
+/// them, rows of queries and keys in another order.
+fn pairing(d: &Decoder) -> Result<RopePairing> {
+    let key = d.source.key("rope.dimension_sections");
+    if !matches!(d.source.file.metadata.get(&key), Some(Value::Array(_))) {
+        return Ok(RopePairing::Interleaved);
     }
+    let sections: Vec<u64> = d.source.file.get(&key)?;
+    Ok(match sections[..] {
+        [time, height, ..] if time > 0 && height > 0 => RopePairing::Halves,
+        _ => RopePairing::Interleaved,
+    })
+}
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let mut d = Decoder::read(file, "glm4", NormKind::Rms)?;
     d.set_predictors_apart()?;
-    let rope = d.rope(RopePairing::Interleaved)?;
+    let rope = d.rope(pairing(&d)?)?;
     d.network(|i| {
         let attention = d.attention(i, Some(&rope))?;
         Ok(Block {

@@ -57,10 +57,10 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
 
 /// With experts, there may be another width than the network's for their inputs and outputs.
 fn network(mut d: Decoder, experts: Option<(Mixture, Option<usize>)>) -> Result<Network> {
-    let mut kinds = kinds(&d)?;
+    let all = d.n_layers;
     d.leave_out_predictors()?;
-    let widths = per_layer(&d.source, N_FF, kinds.len())?;
-    kinds.truncate(d.n_layers);
+    let kinds = kinds(&d, all)?;
+    let widths = per_layer(&d.source, N_FF, all)?;
     let sizes = match kinds.contains(&Kind::Recurrent) {
         true => Some(Sizes::read(&d)?),
         false => None,
@@ -104,10 +104,11 @@ fn network(mut d: Decoder, experts: Option<(Mixture, Option<usize>)>) -> Result<
 }
 
 /// What each layer is: attention where it has KV heads, a feed-forward part where it has an inner width,
-/// Mamba 2 else. Where one number stands for all layers, their tensors say it.
-fn kinds(d: &Decoder) -> Result<Vec<Kind>> {
-    let heads = per_layer(&d.source, KV_HEADS, d.n_layers)?;
-    let widths = per_layer(&d.source, N_FF, d.n_layers)?;
+/// Mamba 2 else. Where one number stands for all layers, their tensors say it. The file has numbers of `all` layers, also
+/// of those behind that guess further tokens, which are of two kinds at once.
+fn kinds(d: &Decoder, all: usize) -> Result<Vec<Kind>> {
+    let heads = per_layer(&d.source, KV_HEADS, all)?;
+    let widths = per_layer(&d.source, N_FF, all)?;
     let has = |layer: usize, part: &str| d.source.has(&format!("blk.{layer}.{part}"));
     let kind = |layer: usize| {
         let attends = match &heads {

@@ -90,15 +90,9 @@ fn recurrent(d: &Decoder) -> Result<Vec<bool>> {
 
 /// Attention with a gate: of each head, the rows of the query, then those of the gate.
 fn attention(d: &Decoder, layer: usize, rope: &Rope) -> Result<Attention> {
-    let (source, hidden) = (&d.source, d.hidden);
-    let name = |part: &str| format!("blk.{layer}.{part}");
     let (q, kv) = (d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim);
-    let both = source.product("attention.head_count", q, 2)?;
-    let matrices = [
-        source.linear(&name("attn_q"), hidden, both)?,
-        source.linear(&name("attn_k"), hidden, kv)?,
-        source.linear(&name("attn_v"), hidden, kv)?,
-    ];
+    let both = d.source.product("attention.head_count", q, 2)?;
+    let matrices = d.qkv(layer, [both, kv, kv])?;
     Ok(Attention {
         gated: true,
         q_norm: d.norm_of(layer, "attn_q_norm", d.head_dim)?,

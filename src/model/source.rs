@@ -281,7 +281,17 @@ impl<'a> Source<'a> {
         Ok(tensor.clone())
     }
 
-    /// The same, if the tensor is there.
+    /// The same of a tensor that may be quantized, whose elements are F32 in memory then.
+    pub(super) fn widened(&self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        let tensor = self.file.tensor(name)?;
+        if tensor.ty.is_float() {
+            return self.numbers(name, dims);
+        }
+        check_shape(tensor, dims)?;
+        tensor.widened()
+    }
+
+    /// The same as `vector`, if the tensor is there.
     pub(super) fn find_vector(&self, name: &str, len: usize) -> Result<Option<Tensor>> {
         if self.file.tensors.contains_key(name) {
             self.vector(name, len).map(Some)
