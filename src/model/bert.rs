@@ -7,7 +7,7 @@ use super::experts::{Defaults, Mixture};
 use super::{
     Activation, Attention, Block, Encoder, FeedForward, Network, NormKind, RopePairing, Scoring,
 };
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::format::{ModelFile, Value};
 use std::sync::Arc;
 
@@ -129,6 +129,7 @@ pub(super) fn modern_bert(file: &ModelFile) -> Result<Network> {
     let rope = d.rope(RopePairing::Halves)?;
     let local = d.local_rope(RopePairing::Halves, 10_000.0)?;
     let windows = modern_windows(&d)?;
+    let activation = modern_activation(&d)?;
     let norm = |name: &str| d.source.norm(name, d.hidden, NormKind::Layer, d.eps);
     let final_norm = norm("output_norm")?;
     let network = d.network_with(
@@ -145,11 +146,25 @@ pub(super) fn modern_bert(file: &ModelFile) -> Result<Network> {
                     _ => d.norm(i, "attn_norm")?,
                 },
                 feed_forward_norm: d.norm(i, "ffn_norm")?,
-                ..bare_block(attention, d.gated_fused(i, Activation::Gelu)?)
+                ..bare_block(attention, d.gated_fused(i, activation)?)
             })
         },
     )?;
     encoder(&d, network)
+}
+
+/// The activation of the gates. Some relatives (Granite Embedding R2) have another one.
+fn modern_activation(d: &Decoder) -> Result<Activation> {
+    const KEY: &str = "hidden_activation";
+    match d.source.find::<&str>(KEY)? {
+        None | Some("gelu" | "geglu") => Ok(Activation::Gelu),
+        Some("silu" | "swish" | "swiglu") => Ok(Activation::Silu),
+        Some(other) => fail!(
+            Unsupported,
+            "{} is {other:?}; supported: gelu, silu",
+            d.source.key_name(KEY)
+        ),
+    }
 }
 
 /// Every n-th layer sees everything, the first among them, unless the file says it for each.

@@ -583,22 +583,22 @@ fn n_layers(source: &Source) -> Result<usize> {
     Ok(n_layers)
 }
 
-/// What all norms add to the mean square or variance.
+/// What all norms add to the mean square or variance. Files of Nemotron-H and of ModernBERT may have it by the key of the
+/// other kind of norm.
 fn epsilon(source: &Source, norm: NormKind) -> Result<f32> {
     const RMS: &str = "attention.layer_norm_rms_epsilon";
     const LAYER: &str = "attention.layer_norm_epsilon";
-    let key = match norm {
-        // Files of Nemotron-H have it by the other key.
-        NormKind::Rms
-            if source.architecture().starts_with("nemotron_h")
-                && source.find_positive(RMS)?.is_none() =>
-        {
-            LAYER
-        }
-        NormKind::Rms => RMS,
-        NormKind::Layer => LAYER,
+    let (key, other) = match norm {
+        NormKind::Rms => (RMS, LAYER),
+        NormKind::Layer => (LAYER, RMS),
     };
-    source.positive(key)
+    match source.find_positive(key)? {
+        Some(eps) => Ok(eps),
+        None => match source.find_positive(other)? {
+            Some(eps) => Ok(eps),
+            None => source.positive(key),
+        },
+    }
 }
 
 fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {

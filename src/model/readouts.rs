@@ -5,7 +5,9 @@ use super::{Dense, DenseActivation, NormKind, Pooling, Readout, Scores};
 use crate::error::{Error, Result};
 
 const POOLING: &str = "pooling_type";
-const SCORE_POOLING: &str = "score_pooling_type";
+const SCORE_POOLING: &str = "classifier.pooling_type";
+/// The same in older files of `ember-convert`.
+const OLD_SCORE_POOLING: &str = "score_pooling_type";
 /// The value of `pooling_type` that says that the model scores texts.
 const RANK: u64 = 4;
 
@@ -109,14 +111,22 @@ fn scores(source: &Source, hidden: usize) -> Result<Option<Scores>> {
         return Ok(None);
     }
     let encoder = source.find::<bool>("attention.causal")? == Some(false);
+    let named = match source.find::<u64>(SCORE_POOLING)? {
+        Some(number) => Some((SCORE_POOLING, number)),
+        None => source
+            .find::<u64>(OLD_SCORE_POOLING)?
+            .map(|number| (OLD_SCORE_POOLING, number)),
+    };
     Ok(Some(Scores {
-        pooling: match source.find::<u64>(SCORE_POOLING)? {
-            Some(number) => pooling(source, SCORE_POOLING, number)?,
+        pooling: match named {
+            Some((key, number)) => pooling(source, key, number)?,
+            // Files without the key are of models that have it so.
+            None if architecture == "modern-bert" => Pooling::Mean,
             None if encoder => Pooling::First,
             None => Pooling::Last,
         },
         layers,
         // Rows of the head for "yes" and "no".
-        softmax: architecture == "qwen3",
+        softmax: matches!(architecture, "qwen3" | "qwen3vl"),
     }))
 }

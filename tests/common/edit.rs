@@ -87,12 +87,16 @@ impl Edited {
             .collect();
     }
 
-    /// Puts parts of each layer that has them one below the other.
+    /// Puts parts of each layer that has them all one below the other.
     pub fn join(&mut self, parts: &[String], joined: &str) {
         let layers = self
             .tensors
             .keys()
-            .filter_map(|name| name.strip_suffix(&parts[0]));
+            .filter_map(|name| name.strip_suffix(&parts[0]))
+            .filter(|layer| {
+                let has = |part| self.tensors.contains_key(&format!("{layer}{part}"));
+                parts.iter().all(has)
+            });
         let layers: Vec<String> = layers.map(str::to_owned).collect();
         for layer in layers {
             let take = |part: &String| self.tensors.remove(&format!("{layer}{part}")).unwrap();

@@ -5,6 +5,7 @@ mod common;
 
 mod adapted_embeddings;
 mod adapters;
+mod converter;
 mod dequantize;
 mod embeddings;
 mod families;

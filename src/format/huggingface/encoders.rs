@@ -221,7 +221,7 @@ const FAMILIES: &[Encoder] = &[
             ("mlp.Wi", "ffn_up"),
             ("mlp.Wo", "ffn_down"),
         ],
-        activations: &["gelu"],
+        activations: &["gelu", "silu"],
         rope: true,
         shifted: false,
     },
@@ -422,8 +422,10 @@ impl Encoder {
             let windowed = keys.windowed(|layer| !layer.is_multiple_of(every))?;
             let pattern = Value::Array(Array::Bool(windowed));
             keys.set("attention.sliding_window_pattern", pattern);
-            if config.find_str("classifier_pooling")? == Some("mean") {
-                keys.set("score_pooling_type", 1u32);
+            let mean = config.find_str("classifier_pooling")? == Some("mean");
+            keys.set("classifier.pooling_type", if mean { 1u32 } else { 2 });
+            if let Some(activation) = config.find_str("hidden_activation")? {
+                keys.set("hidden_activation", activation);
             }
         }
         Ok(())
