@@ -3,8 +3,9 @@
 use crate::common::adapters::{adapted, decode, logits, scaled};
 use crate::common::edit::Edited;
 use crate::common::expected::Expected;
-use crate::common::folder::{Stored, family_path, safetensors, tensors};
+use crate::common::folder::{Folder, Stored, family_path, safetensors, tensors};
 use crate::common::states::bits;
+use crate::common::tiny::Random;
 use crate::common::{TempDir, repository_file};
 use emberlm::backend::{KvType, LoadOptions};
 use emberlm::engine::speculate::DraftOptions;
@@ -105,6 +106,77 @@ fn logits_are_those_of_peft() {
             plain.prefill(&expected.tokens).unwrap();
             assert_ne!(bits(&mut plain), one_by_one, "{name}");
         }
+    }
+}
+
+/// A model has rows of queries and keys in an order that a folder's adapter has to follow, also where nothing is rotated.
+#[test]
+fn adapters_of_folders_follow_the_order_of_rows_without_rotations() {
+    const RANK: usize = 2;
+    const ALPHA: f32 = 3.0;
+    let name = "nemotron_h";
+    let mut random = Random::new(11, "rows");
+    let mut merged = Folder::family(name);
+    let mut pairs = BTreeMap::new();
+    let matrices = merged.tensors.keys();
+    let wanted = |n: &&String| n.ends_with(".q_proj.weight") || n.ends_with(".k_proj.weight");
+    for matrix in matrices.filter(wanted).cloned().collect::<Vec<_>>() {
+        let stored = &merged.tensors[&matrix];
+        let [rows, columns] = stored.shape[..] else {
+            panic!("{:?}", stored.shape);
+        };
+        let mut numbers =
+            |count: usize| -> Vec<f32> { (0..count).map(|_| 0.3 * random.signed_unit()).collect() };
+        let (a, b) = (numbers(RANK * columns), numbers(rows * RANK));
+        let halves = stored.bytes.as_chunks().0.iter();
+        let values: Vec<f32> = halves
+            .enumerate()
+            .map(|(i, half)| {
+                let (row, column) = (i / columns, i % columns);
+                let product = |r: usize| b[row * RANK + r] * a[r * columns + column];
+                let added: f32 = (0..RANK).map(product).sum();
+                f16::from_le_bytes(*half).to_f32() + ALPHA / RANK as f32 * added
+            })
+            .collect();
+        let module = format!("base_model.model.{}", matrix.trim_end_matches(".weight"));
+        pairs.insert(
+            format!("{module}.lora_A.weight"),
+            Stored::f32(&[RANK, columns], &a),
+        );
+        pairs.insert(
+            format!("{module}.lora_B.weight"),
+            Stored::f32(&[rows, RANK], &b),
+        );
+        let sum = Stored::f32(&[rows, columns], &values);
+        merged.tensors.insert(matrix, sum);
+    }
+    assert_eq!(pairs.len(), 4);
+    let dir = TempDir::new("rows");
+    let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj", "k_proj"]});
+    dir.file("adapter_config.json", config.to_string().as_bytes());
+    dir.file("adapter_model.safetensors", &safetensors(&pairs));
+    let sum = TempDir::new("sum");
+    merged.write(&sum);
+    let mut expected = session(&load_model(sum.path()));
+    expected.prefill(&TOKENS).unwrap();
+    let expected = logits(&mut expected);
+    for path in [family_path(name).join("model.gguf"), family_path(name)] {
+        let model = load_model(&path);
+        let adapter = Adapter::load(model.clone(), dir.path()).unwrap();
+        let found = logits(&mut with(&model, &[scaled(&adapter, 1.0)], &TOKENS));
+        let mut plain = session(&model);
+        plain.prefill(&TOKENS).unwrap();
+        let largest = |other: &[f32]| {
+            let pairs = expected.iter().zip(other);
+            pairs.fold(0f32, |most, (a, b)| most.max((a - b).abs()))
+        };
+        assert!(largest(&logits(&mut plain)) > 0.05, "{}", path.display());
+        assert!(
+            largest(&found) < 1e-3,
+            "{}: {}",
+            path.display(),
+            largest(&found)
+        );
     }
 }
 

@@ -114,7 +114,8 @@ const NEMOTRON_H: Family = Family {
         ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
         ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
     ]],
-    layout: Layout::Same,
+    // Nothing is rotated, but llama.cpp's converter orders rows as if.
+    layout: Layout::Halves,
     rope: false,
     defaults: || {
         json!({"layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "head_dim": 128,

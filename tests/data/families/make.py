@@ -272,7 +272,7 @@ FAMILIES = {
 # Norms lack the 1 that is added to them, but for those of the recurrence.
 SHIFTED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Architectures in whose files rope rotates neighbours, though the saved model rotates halves.
-INTERLEAVED = ("llama", "olmo", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "mistral3")
+INTERLEAVED = ("llama", "olmo", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "mistral3", "nemotron_h", "nemotron_h_moe")
 
 
 def random_model(config):
@@ -527,9 +527,11 @@ def falcon_h1(config, name, x):
             "pre_ff_layernorm": "ffn_norm", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
             "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}[stem.rsplit(".", 1)[-1]]
     layer = re.match(r"model\.layers\.(\d+)\.", stem)
-    yield f"{f'blk.{layer[1]}.' if layer else ''}{part}.{end}", x * factor
+    # The only norm whose name has no end.
+    end = f".{end}" if part != "ffn_norm" else ""
+    yield f"{f'blk.{layer[1]}.' if layer else ''}{part}{end}", x * factor
     if stem.endswith("embed_tokens") and config.tie_word_embeddings:
-        yield f"output.{end}", x * np.float32(c.lm_head_multiplier)
+        yield f"output{end}", x * np.float32(c.lm_head_multiplier)
 
 
 def granite_hybrid(config, name, x):
