@@ -470,6 +470,14 @@ impl<'a> Decoder<'a> {
             let problem = format!("is {predictors}, but there are {} layers", self.n_layers);
             return Err(self.source.invalid(PREDICTORS, &problem));
         }
+        let tensors = &self.source.file.tensors;
+        if predictors > 0 && !tensors.keys().any(|name| name.starts_with("blk.0.")) {
+            fail!(
+                Unsupported,
+                "the file has only what guesses further tokens ({} is {predictors}), and not the layers of the model",
+                self.source.key_name(PREDICTORS)
+            );
+        }
         self.n_layers -= predictors as usize;
         Ok(())
     }

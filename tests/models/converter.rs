@@ -139,6 +139,18 @@ fn nemotron_h_has_a_layer_behind_that_guesses_tokens() {
     same_logits(name, &file);
 }
 
+/// `--mtp`: a file without the model's layers is not one that lacks a tensor.
+#[test]
+fn files_of_heads_alone_are_refused_as_such() {
+    let mut file = edited("glm4_moe");
+    file.set("glm4moe.nextn_predict_layers", 1);
+    let of_model = |name: &str| name.starts_with("blk.0.") || name.starts_with("blk.1.");
+    file.tensors.retain(|name, _| !of_model(name));
+    let error = Network::from_file(&file.open()).unwrap_err();
+    assert_eq!(error.status, Status::Unsupported, "{error}");
+    assert!(error.to_string().contains("further tokens"), "{error}");
+}
+
 /// Positions of GLM 4.1V have several dimensions, which a text's have alike. Rows of queries and keys are in another order.
 #[test]
 fn texts_of_glm_4_1v() {
