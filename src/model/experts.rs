@@ -191,6 +191,14 @@ impl Mixture {
         })
     }
 
+    /// Where no key says which layers have none: the first ones without a router.
+    pub(super) fn set_first_by_router(&mut self, d: &Decoder) {
+        let without = |layer: &usize| !d.source.has(&format!("blk.{layer}.ffn_gate_inp"));
+        if d.source.find::<u64>(DENSE).ok().flatten().is_none() {
+            self.first = (0..d.n_layers).take_while(without).count();
+        }
+    }
+
     /// Whether a layer has experts, and not one feed-forward part for all tokens.
     pub(super) fn has_layer(&self, layer: usize) -> bool {
         layer >= self.first && (layer + 1).is_multiple_of(self.step)

@@ -1,8 +1,8 @@
-//! `glm4moe`, `dots1` and `bailingmoe2`: GLM 4.5 to 4.7, with rope on a part of each head, Solar Open, dots.llm1, and
-//! Ling 2. Experts are chosen by sigmoids and a bias in all layers but the first ones.
+//! `glm4moe`, `dots1`, `bailingmoe2` and `hy_v3`: GLM 4.5 to 4.7, with rope on a part of each head, Solar Open, dots.llm1,
+//! Ling 2, and Hy3. Experts are chosen by sigmoids and a bias in all layers but the first ones.
 
 use super::decoder::{Decoder, bare_block};
-use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
+use super::experts::{Defaults, Mixture, shared_count_ff, shared_ff, softmax};
 use super::{Block, Network, NormKind, RopePairing, Scoring};
 use crate::error::Result;
 use crate::format::ModelFile;
@@ -20,6 +20,11 @@ pub(super) fn bailingmoe2(file: &ModelFile) -> Result<Network> {
     network(file, "bailingmoe2", "ffn_norm")
 }
 
+/// Files name the width of the shared expert, and not how many there were.
+pub(super) fn hy_v3(file: &ModelFile) -> Result<Network> {
+    network(file, "hy_v3", "ffn_norm")
+}
+
 /// `norm` is that before the feed-forward part.
 fn network(file: &ModelFile, architecture: &'static str, norm: &str) -> Result<Network> {
     let mut d = Decoder::read(file, architecture, NormKind::Rms)?;
@@ -27,10 +32,16 @@ fn network(file: &ModelFile, architecture: &'static str, norm: &str) -> Result<N
     let rope = d.rope(RopePairing::Halves)?;
     let experts = Defaults {
         scoring: Scoring::Sigmoid,
-        shared_ff: shared_count_ff(&d)?,
+        shared_ff: match architecture {
+            "hy_v3" => shared_ff(&d)?,
+            _ => shared_count_ff(&d)?,
+        },
         ..softmax(&d)?
     };
-    let experts = Mixture::new(&d, experts)?;
+    let mut experts = Mixture::new(&d, experts)?;
+    if architecture == "hy_v3" {
+        experts.set_first_by_router(&d);
+    }
     let normed = d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight");
     d.network(|i| {
         let attention = d.normed_attention(i, Some(&rope), normed)?;

@@ -36,6 +36,7 @@ mod llama;
 mod llama4;
 mod mamba1;
 mod mamba2;
+mod mellum;
 mod minimax_m2;
 mod mistral3;
 mod nemotron;
@@ -124,6 +125,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
+    ("hy_v3", glm4moe::hy_v3),
     ("internlm2", llama::internlm2),
     ("jais2", nemotron::jais2),
     ("jamba", jamba::describe),
@@ -135,6 +137,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("llama4", llama4::describe),
     ("mamba", mamba1::describe),
     ("mamba2", mamba2::describe),
+    ("mellum", mellum::describe),
     ("minicpm", granite::minicpm),
     ("minicpm3", deepseek2::minicpm3),
     ("minimax-m2", minimax_m2::describe),

@@ -126,6 +126,8 @@ fn relatives_by_other_names_agree_with_transformers() {
         ("jais2", "nemotron"),
         ("minicpm", "granite"),
         ("bailingmoe2", "glm4_moe"),
+        ("hy_v3", "dots1"),
+        ("mellum", "qwen3moe"),
     ] {
         let (file, expected) = match of.starts_with("llama") {
             true => (families::open(of), format!("families/{of}")),
@@ -141,6 +143,13 @@ fn relatives_by_other_names_agree_with_transformers() {
                     &format!("attn_qkv.{end}"),
                 );
             }
+        }
+        if architecture == "hy_v3" {
+            // Its converter writes the width of two shared experts as one, and not which layers have experts.
+            edited.set("hy_v3.expert_shared_feed_forward_length", 16u32);
+            edited.metadata.remove("hy_v3.expert_shared_count").unwrap();
+            let first = "hy_v3.leading_dense_block_count";
+            edited.metadata.remove(first).unwrap();
         }
         let network =
             Network::from_file(&edited.open()).unwrap_or_else(|e| panic!("{architecture}: {e}"));
@@ -231,7 +240,15 @@ fn folders_of_relatives_agree_with_transformers() {
     mimo.set("model_type", json!("mimo"));
     mimo.set("architectures", json!(["MiMoForCausalLM"]));
     mimo.set("num_nextn_predict_layers", json!(1));
+    let mut mellum = Folder::family("qwen3moe");
+    mellum.set("model_type", json!("mellum"));
+    mellum.set("architectures", json!(["MellumForCausalLM"]));
+    let mut ministral = Folder::family("mistral");
+    ministral.set("model_type", json!("ministral"));
+    ministral.set("architectures", json!(["MinistralForCausalLM"]));
     for (name, folder, of) in [
+        ("mellum", mellum, "qwen3moe"),
+        ("llama", ministral, "mistral"),
         ("qwen2", mimo, "qwen2"),
         ("jais2", jais, "nemotron"),
         ("minicpm", minicpm, "granite"),
@@ -243,6 +260,63 @@ fn folders_of_relatives_agree_with_transformers() {
         let network = Network::from_file(&file).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(network.architecture, name);
         compare_with(name, &network, &format!("families/{of}/logits"), 64);
+    }
+}
+
+/// The folder of Hy3 as it is published, and as transformers writes it, is the GGUF file.
+#[test]
+fn folders_of_hy3_are_its_files() {
+    let all = |file: &ModelFile| -> Vec<Vec<u32>> {
+        let network = Network::from_file(file).unwrap();
+        assert_eq!(network.architecture, "hy_v3");
+        let mut runner = runner(&load(&network, 2), 64, KvType::F32);
+        let step = |piece: &[u32]| {
+            runner.extend(piece, &NEVER).unwrap();
+            bits(&logits(&mut *runner, network.n_vocab))
+        };
+        tokens(30, network.n_vocab).chunks(7).map(step).collect()
+    };
+    // Its experts are in no groups.
+    let mut edited = Edited::of(&converted(&open_family("dots1"), TensorType::F32));
+    edited.rename("hy_v3");
+    edited.set("hy_v3.expert_group_count", 1u32);
+    edited.set("hy_v3.expert_shared_feed_forward_length", 16u32);
+    let expected = all(&edited.open());
+    let mut hy3 = Folder::family("dots1");
+    hy3.set("model_type", json!("hy_v3"));
+    hy3.set("architectures", json!(["HYV3ForCausalLM"]));
+    for (old, new) in [
+        ("n_routed_experts", "num_experts"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("routed_scaling_factor", "router_scaling_factor"),
+    ] {
+        let value = hy3.config.remove(old).unwrap();
+        hy3.set(new, value);
+    }
+    for names in [
+        [
+            ("mlp.gate.e_score", "mlp.e_score"),
+            ("mlp.gate.", "mlp.gate."),
+        ],
+        [
+            ("mlp.gate.e_score_correction_bias", "mlp.expert_bias"),
+            ("mlp.gate.", "mlp.router.gate."),
+        ],
+    ] {
+        let mut folder = Folder::family("dots1");
+        folder.config = hy3.config.clone();
+        folder.tensors = std::mem::take(&mut folder.tensors)
+            .into_iter()
+            .map(|(name, stored)| {
+                let [bias, router] = names.map(|(old, new)| name.replace(old, new));
+                let name = if bias == name { router } else { bias };
+                (name, stored)
+            })
+            .collect();
+        let file = folder.open().unwrap();
+        let file = file.with_weights(WeightType::F32).unwrap();
+        file.make(1, &mut |_| Ok(())).unwrap();
+        assert!(all(&file) == expected, "{names:?}");
     }
 }
 

@@ -207,8 +207,8 @@ pub(super) const LLAMA: Family = Family {
 const FAMILIES: &[Family] = &[
     LLAMA,
     Family {
-        model_types: &["mistral"],
-        classes: &["MistralForCausalLM"],
+        model_types: &["mistral", "ministral"],
+        classes: &["MistralForCausalLM", "MinistralForCausalLM"],
         bias_flags: &[],
         keys: keys::window_everywhere,
         ..LLAMA
@@ -686,6 +686,18 @@ const FAMILIES: &[Family] = &[
         parts: &[LATENT, PRE_NORMS, GATED, SHARED_EXPERTS, SIGMOID_ROUTER],
         layout: Layout::Same,
         defaults: || json!({"rms_norm_eps": 1e-6}),
+        bias_flags: &[],
+        keys: latent::keys,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["youtu"],
+        classes: &["YoutuForCausalLM"],
+        architecture: "deepseek2",
+        parts: &[LATENT, PRE_NORMS, GATED],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6}),
+        tied: true,
         bias_flags: &[],
         keys: latent::keys,
         ..LLAMA

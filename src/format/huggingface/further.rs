@@ -41,6 +41,8 @@ const GELU: &[&str] = &["gelu"];
 
 pub(super) const FURTHER: &[Family] = &[
     BITNET,
+    HY_V3,
+    MELLUM,
     Family {
         model_types: &["llama4_text", "llama4"],
         classes: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
@@ -528,6 +530,60 @@ pub(super) const FURTHER: &[Family] = &[
         ..LLAMA
     },
 ];
+
+const MELLUM: Family = Family {
+    model_types: &["mellum"],
+    classes: &["MellumForCausalLM"],
+    architecture: "mellum",
+    parts: &[
+        ATTENTION,
+        HEAD_NORMS,
+        PRE_NORMS,
+        GATED,
+        &[("mlp.gate", "ffn_gate_inp")],
+    ],
+    layout: Layout::Same,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-6, "head_dim": 128, "num_experts_per_tok": 8, "norm_topk_prob": true,
+            "sliding_window": 1024, "default_rope_theta": 5e5})
+    },
+    bias_flags: &["attention_bias"],
+    keys: relatives::mellum,
+    ..LLAMA
+};
+
+const HY_V3: Family = Family {
+    model_types: &["hy_v3"],
+    classes: &["HYV3ForCausalLM"],
+    architecture: "hy_v3",
+    parts: &[
+        ATTENTION,
+        HEAD_NORMS,
+        PRE_NORMS,
+        GATED,
+        &[
+            ("mlp.gate", "ffn_gate_inp"),
+            ("mlp.router.gate", "ffn_gate_inp"),
+            ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
+            ("mlp.expert_bias", "exp_probs_b.bias"),
+            ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+            ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+        ],
+    ],
+    layout: Layout::Same,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-5, "head_dim": 128, "num_shared_experts": 1, "route_norm": true,
+            "num_experts_per_tok": 8, "router_scaling_factor": 2.826, "first_k_dense_replace": 1,
+            "default_rope_theta": 11_158_840.0})
+    },
+    bias_flags: &["attention_bias"],
+    keys: relatives::hy_v3,
+    ..LLAMA
+};
 
 const FALCON_H1: Family = Family {
     model_types: &["falcon_h1"],

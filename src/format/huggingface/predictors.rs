@@ -4,13 +4,14 @@
 use super::tensors::layer_and_part;
 
 /// Tensors that a head has beside its layer: their names in folders, and in GGUF behind `nextn.`.
-const PARTS: [(&str, &str); 6] = [
+const PARTS: [(&str, &str); 7] = [
     ("eh_proj", "eh_proj"),
     ("enorm", "enorm"),
     ("hnorm", "hnorm"),
     ("embed_tokens", "embed_tokens"),
     ("shared_head.norm", "shared_head_norm"),
     ("shared_head.head", "shared_head_head"),
+    ("final_layernorm", "shared_head_norm"),
 ];
 /// The same in Qwen's folders, behind `mtp.`, as the others call them.
 const OF_QWEN: [(&str, &str); 5] = [

@@ -357,6 +357,42 @@ fn leading_dense(k: &Keys) -> Result<u64> {
     Ok(dense as u64)
 }
 
+/// Mellum 2: experts, and windows where the list of layers has them.
+pub(super) fn mellum(k: &mut Keys) -> Result<()> {
+    experts(k)?;
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    k.set("leading_dense_block_count", leading_dense(k)?);
+    let windowed = k.windowed(|_| false)?;
+    if windowed.contains(&true) {
+        k.copy_size("sliding_window", "attention.sliding_window")?;
+        let pattern = Value::Array(Array::Bool(windowed));
+        k.set("attention.sliding_window_pattern", pattern);
+    }
+    Ok(())
+}
+
+/// Hy3: experts that are chosen by sigmoids and a bias, beside a shared one.
+pub(super) fn hy_v3(k: &mut Keys) -> Result<()> {
+    experts(k)?;
+    let width = k.config.size(&["moe_intermediate_size"])?;
+    k.set("expert_feed_forward_length", width);
+    let shared = k.count("num_shared_experts")?;
+    let Some(shared) = width.checked_mul(shared) else {
+        let problem = format!("config.json: num_shared_experts is {shared}, which is too many");
+        return Err(Error::new(Status::InvalidModel, problem));
+    };
+    k.set("expert_shared_feed_forward_length", shared);
+    k.set(
+        "expert_weights_scale",
+        k.config.f32("router_scaling_factor")?,
+    );
+    k.set("expert_weights_norm", k.config.flag("route_norm")?);
+    k.set("expert_gating_func", 2u32);
+    k.set("leading_dense_block_count", leading_dense(k)?);
+    Ok(())
+}
+
 pub(super) fn hunyuan_moe(k: &mut Keys) -> Result<()> {
     for key in ["num_experts", "moe_topk"] {
         if let Some(list) = k.config.find(key).and_then(|v| v.as_array())

@@ -320,7 +320,7 @@ impl<'a> Folder<'a> {
         match self.family.architecture {
             // By their names alone.
             _ if self.delta_net.is_some() => 1,
-            "deepseek2" | "glm4" | "glm4moe" => self.predictors,
+            "deepseek2" | "glm4" | "glm4moe" | "hy_v3" => self.predictors,
             _ if self.is_mimo() => self.predictors,
             _ => 0,
         }
