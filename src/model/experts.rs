@@ -62,7 +62,7 @@ pub(super) struct Mixture {
     /// Of the others, only every so many-th has them, counted from the beginning.
     step: usize,
     groups: Option<ExpertGroups>,
-    selection_bias: bool,
+    selection_bias: Option<&'static str>,
     n_experts: usize,
     n_used: usize,
     n_ff: usize,
@@ -92,8 +92,8 @@ const STEP: &str = "interleave_moe_layer_step";
 pub(super) const SCALES: &str = "ffn_down_exps.scale";
 /// Gate and up in one.
 const FUSED: &str = "ffn_gate_up_exps";
-/// In the layers of a model that has it in any.
-const SELECTION_BIAS: &str = "exp_probs_b.bias";
+/// In the layers of a model that has it in any: by the name that most converters' families have, or without an end.
+const SELECTION_BIAS: [&str; 2] = ["exp_probs_b.bias", "exp_probs_b"];
 
 /// The groups that the experts are in, if there are several.
 fn groups(
@@ -177,7 +177,7 @@ impl Mixture {
             first: first as usize,
             step: source.find_size(STEP)?.unwrap_or(1),
             groups: groups(d, n_experts, n_used, scoring)?,
-            selection_bias: d.has_part(SELECTION_BIAS),
+            selection_bias: SELECTION_BIAS.into_iter().find(|part| d.has_part(part)),
             n_experts,
             n_used,
             n_ff: defaults.n_ff,
@@ -314,8 +314,8 @@ impl Mixture {
             router,
             scoring: self.scoring,
             selection_bias: match self.selection_bias {
-                true => Some(source.vector(&name(SELECTION_BIAS), n_experts)?),
-                false => None,
+                Some(part) => Some(source.vector(&name(part), n_experts)?),
+                None => None,
             },
             groups: self.groups,
             normalize: self.normalize,

@@ -150,6 +150,7 @@ fn relatives_by_other_names_agree_with_transformers() {
             edited.metadata.remove("hy_v3.expert_shared_count").unwrap();
             let first = "hy_v3.leading_dense_block_count";
             edited.metadata.remove(first).unwrap();
+            edited.rename_tensors("exp_probs_b.bias", "exp_probs_b");
         }
         let network =
             Network::from_file(&edited.open()).unwrap_or_else(|e| panic!("{architecture}: {e}"));
