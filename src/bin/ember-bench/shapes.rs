@@ -880,7 +880,7 @@ mod tests {
         assert_eq!(parameters("falcon-mamba-7b") / 100_000_000, 72);
         assert_eq!(parameters("mamba2-2.7b") / 100_000_000, 27);
         assert_eq!(parameters("nemotron-nano-9b-v2") / 100_000_000, 88);
-        assert_eq!(parameters("falcon-h1-1.5b") / 100_000_000, 15);
+        assert_eq!(parameters("falcon-h1-1.5b") / 10_000_000, 147);
         // Of which 2.8 billion are the embeddings of layers.
         assert_eq!(parameters("gemma-4-e4b") / 100_000_000, 74);
     }
