@@ -256,7 +256,8 @@ fn options() {
     assert!(decoded(&mut s, rest) == decoded(&mut plain, rest));
     assert_eq!(s.decode().unwrap_err().status, Status::ContextFull);
     let stats = s.speculation().unwrap().stats;
-    assert!(stats.drafted > 10 * stats.steps, "{stats:?}");
+    // The text has ends of answers, up to which a step drafts.
+    assert!(stats.drafted > 6 * stats.steps, "{stats:?}");
 }
 
 fn interrupts() {
