@@ -270,10 +270,14 @@ impl Speculation {
         if self.options.always {
             return Ok((self.depth.fix(most), class));
         }
+        // Small models have short steps: what follows would be a share of one.
+        if !self.allowance.covers(0.0) {
+            return Ok((self.depth.fix(0), class));
+        }
         let reading = match self.source.lacks(context) {
             lacks if lacks > MOST_OF_STEP => {
                 let seconds = self.reading * lacks as f32;
-                if !self.pays(seconds, self.depth.gain(class, most)) {
+                if !self.pays(seconds, || self.depth.gain(class, most)) {
                     return Ok((self.depth.fix(0), class));
                 }
                 seconds / self.plain
@@ -287,13 +291,13 @@ impl Speculation {
         Ok((depth, class))
     }
 
-    /// Whether drafts that save `gain` seconds a token are worth a reading of a prompt that takes so many seconds.
-    fn pays(&self, reading: f32, gain: f32) -> bool {
+    /// Whether drafts that save `gain` seconds a token, which is asked for last, are worth a reading of a prompt that takes so many seconds.
+    fn pays(&self, reading: f32, gain: impl FnOnce() -> f32) -> bool {
         let affordable = match self.reading {
             0.0 => self.allowance.covers_a_try(),
             _ => self.allowance.covers(reading / self.plain),
         };
-        affordable && gain * self.allowance.to_come() > reading
+        affordable && gain() * self.allowance.to_come() > reading
     }
 
     /// Asks the source, which has looked at the context, for drafts, and measures it.
@@ -729,7 +733,7 @@ impl Session {
     pub(super) fn pays(&mut self, reading: f32, shares: &Shares) -> bool {
         self.speculation.as_mut().is_some_and(|speculation| {
             speculation.plain = shares.plain;
-            speculation.pays(reading, shares.gain)
+            speculation.pays(reading, || shares.gain)
         })
     }
 
