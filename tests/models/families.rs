@@ -68,6 +68,16 @@ fn tokens(n: usize, n_vocab: usize) -> Vec<u32> {
     (0..n).map(token).collect()
 }
 
+/// The logits after each piece of a text.
+fn by_pieces(network: &Network) -> Vec<Vec<u32>> {
+    let mut runner = runner(&load(network, 2), 64, KvType::F32);
+    let step = |piece: &[u32]| {
+        runner.extend(piece, &NEVER).unwrap();
+        bits(&logits(&mut *runner, network.n_vocab))
+    };
+    tokens(30, network.n_vocab).chunks(7).map(step).collect()
+}
+
 /// Compares the logits after each token, given one by one to a session of that context.
 fn compare(name: &str, file: &str, context: usize) {
     // Products with quantized weights quantize what they multiply, too.
@@ -267,15 +277,10 @@ fn folders_of_relatives_agree_with_transformers() {
 /// The folder of Hy3 as it is published, and as transformers writes it, is the GGUF file.
 #[test]
 fn folders_of_hy3_are_its_files() {
-    let all = |file: &ModelFile| -> Vec<Vec<u32>> {
+    let all = |file: &ModelFile| {
         let network = Network::from_file(file).unwrap();
         assert_eq!(network.architecture, "hy_v3");
-        let mut runner = runner(&load(&network, 2), 64, KvType::F32);
-        let step = |piece: &[u32]| {
-            runner.extend(piece, &NEVER).unwrap();
-            bits(&logits(&mut *runner, network.n_vocab))
-        };
-        tokens(30, network.n_vocab).chunks(7).map(step).collect()
+        by_pieces(&network)
     };
     // Its experts are in no groups.
     let mut edited = Edited::of(&converted(&open_family("dots1"), TensorType::F32));
@@ -324,15 +329,7 @@ fn folders_of_hy3_are_its_files() {
 #[test]
 fn gates_and_ups_of_experts_may_be_one_matrix() {
     for name in ["qwen3moe", "deepseek_v3"] {
-        let all = |file: &ModelFile| -> Vec<Vec<u32>> {
-            let network = Network::from_file(file).unwrap();
-            let mut runner = runner(&load(&network, 2), 64, KvType::F32);
-            let step = |piece: &[u32]| {
-                runner.extend(piece, &NEVER).unwrap();
-                bits(&logits(&mut *runner, network.n_vocab))
-            };
-            tokens(30, network.n_vocab).chunks(7).map(step).collect()
-        };
+        let all = |file: &ModelFile| by_pieces(&Network::from_file(file).unwrap());
         let apart = open_family(name);
         let fused = Edited::of(&apart).fuse_experts().open();
         assert!(fused.tensors.contains_key("blk.1.ffn_gate_up_exps.weight"));

@@ -509,6 +509,16 @@ impl Tensors {
         self.add(name, TensorType::F32, &[len], Fill::Constant(number));
     }
 
+    /// Numbers by their whole name.
+    fn numbers(&mut self, name: String, dims: &[usize], fill: Fill) {
+        self.plans.push(Plan {
+            name,
+            ty: TensorType::F32,
+            dims: dims.to_vec(),
+            fill,
+        });
+    }
+
     fn add(&mut self, name: &str, ty: TensorType, dims: &[usize], fill: Fill) {
         self.plans.push(Plan {
             name: format!("{name}.weight"),

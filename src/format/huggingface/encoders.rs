@@ -7,7 +7,7 @@ use super::rows::transposed;
 use super::stored::{Stored, small};
 use super::tensors::insert;
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{Array, ModelFile, Tensor, Value};
+use crate::format::{ModelFile, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -414,14 +414,9 @@ impl Encoder {
             }
         }
         if self.architecture == "modern-bert" {
-            keys.set(
-                "attention.sliding_window",
-                config.size(&["local_attention"])?,
-            );
             let every = config.find_size("global_attn_every_n_layers")?.unwrap_or(3);
             let windowed = keys.windowed(|layer| !layer.is_multiple_of(every))?;
-            let pattern = Value::Array(Array::Bool(windowed));
-            keys.set("attention.sliding_window_pattern", pattern);
+            keys.set_windows(config.size(&["local_attention"])?, windowed);
             let mean = config.find_str("classifier_pooling")? == Some("mean");
             keys.set("classifier.pooling_type", if mean { 1u32 } else { 2 });
             if let Some(activation) = config.find_str("hidden_activation")? {

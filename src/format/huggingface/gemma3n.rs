@@ -14,12 +14,7 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
     k.config.size(&["hidden_size_per_layer_input"])?;
     let every_fifth = |layer: u64| !(layer + 1).is_multiple_of(5);
     let windowed = k.windowed(every_fifth)?;
-    k.set(
-        "attention.sliding_window",
-        k.config.size(&["sliding_window"])?,
-    );
-    let pattern = Value::Array(Array::Bool(windowed));
-    k.set("attention.sliding_window_pattern", pattern);
+    k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     k.set(
         "attention.shared_kv_layers",
         k.count("num_kv_shared_layers")?,

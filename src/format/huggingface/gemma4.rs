@@ -58,12 +58,7 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
     if let Some(cap) = k.config.find_f32("final_logit_softcapping")? {
         k.set("final_logit_softcapping", cap);
     }
-    k.set(
-        "attention.sliding_window",
-        k.config.size(&["sliding_window"])?,
-    );
-    let pattern = Value::Array(Array::Bool(windowed));
-    k.set("attention.sliding_window_pattern", pattern);
+    k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     Ok(())
 }
 

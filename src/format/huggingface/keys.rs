@@ -388,6 +388,13 @@ impl<'a> Keys<'a> {
         Ok(found.unwrap_or_else(|| (0..self.n_layers).map(default).collect()))
     }
 
+    /// Sets a window, and which layers have it.
+    pub(super) fn set_windows(&mut self, window: u64, windowed: Vec<bool>) {
+        self.set("attention.sliding_window", window);
+        let pattern = Value::Array(Array::Bool(windowed));
+        self.set("attention.sliding_window_pattern", pattern);
+    }
+
     /// Sets the window, and which layers have it if that is not what the family has anyway.
     fn windows(&mut self, default: impl Fn(u64) -> bool) -> Result<()> {
         let Some(window) = self.config.find_size("sliding_window")? else {
@@ -425,9 +432,7 @@ pub(super) fn window_where_asked(k: &mut Keys) -> Result<()> {
     };
     let windowed = k.windowed(|layer| layer >= first)?;
     if windowed.contains(&true) {
-        k.set("attention.sliding_window", window);
-        let pattern = Value::Array(Array::Bool(windowed));
-        k.set("attention.sliding_window_pattern", pattern);
+        k.set_windows(window, windowed);
     }
     Ok(())
 }
@@ -522,9 +527,7 @@ fn gemma3_windows(k: &mut Keys) -> Result<()> {
             .map(|layer| !layer.is_multiple_of(every))
             .collect();
         let window = k.config.size(&["sliding_window"])?;
-        k.set("attention.sliding_window", window);
-        let pattern = Value::Array(Array::Bool(windowed));
-        k.set("attention.sliding_window_pattern", pattern);
+        k.set_windows(window, windowed);
         return Ok(());
     }
     k.windows(|layer| !(layer + 1).is_multiple_of(6))
@@ -555,9 +558,7 @@ pub(super) fn olmo3(k: &mut Keys) -> Result<()> {
         return Ok(());
     };
     let windowed = k.windowed(every_fourth)?;
-    k.set("attention.sliding_window", window);
-    let pattern = Value::Array(Array::Bool(windowed));
-    k.set("attention.sliding_window_pattern", pattern);
+    k.set_windows(window, windowed);
     Ok(())
 }
 

@@ -72,9 +72,7 @@ pub(super) fn exaone4(k: &mut Keys) -> Result<()> {
     }
     let windowed = k.windowed(|layer| !(layer + 1).is_multiple_of(4))?;
     if windowed.contains(&true) {
-        k.set("attention.sliding_window", window);
-        let pattern = Value::Array(Array::Bool(windowed));
-        k.set("attention.sliding_window_pattern", pattern);
+        k.set_windows(window, windowed);
     }
     Ok(())
 }
@@ -106,13 +104,19 @@ pub(super) fn sigmoid_experts(k: &mut Keys) -> Result<()> {
     Ok(())
 }
 
-/// Experts that are chosen by sigmoids, beside shared ones.
-fn sigmoid_and_shared(k: &mut Keys, scale: &str) -> Result<()> {
+/// Experts that are chosen by sigmoids. Returns the inner width of one.
+fn scaled_sigmoids(k: &mut Keys, scale: &str) -> Result<u64> {
     experts(k)?;
-    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
-    k.set("expert_shared_count", k.count("num_shared_experts")?);
+    let width = k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
     k.set("expert_weights_scale", k.config.f32(scale)?);
     k.set("expert_gating_func", 2u32);
+    Ok(width)
+}
+
+/// The same beside shared ones.
+fn sigmoid_and_shared(k: &mut Keys, scale: &str) -> Result<()> {
+    scaled_sigmoids(k, scale)?;
+    k.set("expert_shared_count", k.count("num_shared_experts")?);
     Ok(())
 }
 
@@ -145,9 +149,7 @@ pub(super) fn afmoe(k: &mut Keys) -> Result<()> {
         .find_size("global_attn_every_n_layers")?
         .unwrap_or(4);
     let windowed = k.windowed(|layer| !(layer + 1).is_multiple_of(every))?;
-    k.copy_size("sliding_window", "attention.sliding_window")?;
-    let pattern = Value::Array(Array::Bool(windowed));
-    k.set("attention.sliding_window_pattern", pattern);
+    k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     Ok(())
 }
 
@@ -241,9 +243,7 @@ pub(super) fn llama4(k: &mut Keys) -> Result<()> {
     // Layers that rotate see chunks, if there are such.
     let context = k.config.size(&["max_position_embeddings"])?;
     let chunk = k.config.find_size("attention_chunk_size")?;
-    k.set("attention.sliding_window", chunk.unwrap_or(context));
-    let pattern = Value::Array(Array::Bool(rotates));
-    k.set("attention.sliding_window_pattern", pattern);
+    k.set_windows(chunk.unwrap_or(context), rotates);
     k.set("attention.qk_norm", k.config.flag("use_qk_norm")?);
     let scale = match k.config.flag("attn_temperature_tuning")? {
         true => k.config.f32("attn_scale")?,
@@ -309,9 +309,7 @@ pub(super) fn cohere2_moe(k: &mut Keys) -> Result<()> {
             "config.json: {PREFIX} is {prefix}; layers with neither experts nor a window are supported only where it is 1"
         );
     }
-    k.copy_size("sliding_window", "attention.sliding_window")?;
-    let pattern = Value::Array(Array::Bool(windowed));
-    k.set("attention.sliding_window_pattern", pattern);
+    k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     Ok(())
 }
 
@@ -365,30 +363,21 @@ pub(super) fn mellum(k: &mut Keys) -> Result<()> {
     k.set("leading_dense_block_count", leading_dense(k)?);
     let windowed = k.windowed(|_| false)?;
     if windowed.contains(&true) {
-        k.copy_size("sliding_window", "attention.sliding_window")?;
-        let pattern = Value::Array(Array::Bool(windowed));
-        k.set("attention.sliding_window_pattern", pattern);
+        k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     }
     Ok(())
 }
 
 /// Hy3: experts that are chosen by sigmoids and a bias, beside a shared one.
 pub(super) fn hy_v3(k: &mut Keys) -> Result<()> {
-    experts(k)?;
-    let width = k.config.size(&["moe_intermediate_size"])?;
-    k.set("expert_feed_forward_length", width);
+    let width = scaled_sigmoids(k, "router_scaling_factor")?;
     let shared = k.count("num_shared_experts")?;
     let Some(shared) = width.checked_mul(shared) else {
         let problem = format!("config.json: num_shared_experts is {shared}, which is too many");
         return Err(Error::new(Status::InvalidModel, problem));
     };
     k.set("expert_shared_feed_forward_length", shared);
-    k.set(
-        "expert_weights_scale",
-        k.config.f32("router_scaling_factor")?,
-    );
     k.set("expert_weights_norm", k.config.flag("route_norm")?);
-    k.set("expert_gating_func", 2u32);
     k.set("leading_dense_block_count", leading_dense(k)?);
     Ok(())
 }

@@ -3,7 +3,6 @@
 
 use super::{Fill, Hybrid, Mix, Plan, Shape, Tensors};
 use emberlm::format::{Array, Value};
-use emberlm::quant::TensorType;
 
 /// What they have that others don't.
 #[derive(Debug)]
@@ -178,14 +177,8 @@ impl Layers {
             if self.is_recurrent(i) {
                 t.matrix(&name("ssm_in"), base, &[hidden, inner + channels + heads]);
                 t.matrix(&name("ssm_out"), base, &[inner, hidden]);
-                let mut numbers = |part: &str, dims: &[usize], fill: Fill| {
-                    t.plans.push(Plan {
-                        name: name(part),
-                        ty: TensorType::F32,
-                        dims: dims.to_vec(),
-                        fill,
-                    });
-                };
+                let mut numbers =
+                    |part: &str, dims: &[usize], fill: Fill| t.numbers(name(part), dims, fill);
                 numbers("ssm_conv1d.weight", &[self.width, channels], Fill::Weights);
                 numbers("ssm_conv1d.bias", &[channels], Fill::Bias);
                 numbers("ssm_dt.bias", &[heads], Fill::Bias);
@@ -199,12 +192,7 @@ impl Layers {
             if self.feeds(i) {
                 if self.pattern[i] == b'H' {
                     // Without an end, as llama.cpp reads it.
-                    t.plans.push(Plan {
-                        name: name("ffn_norm"),
-                        ty: TensorType::F32,
-                        dims: vec![hidden],
-                        fill: Fill::Constant(1.0),
-                    });
+                    t.numbers(name("ffn_norm"), &[hidden], Fill::Constant(1.0));
                 }
                 if self.gated {
                     t.matrix(&name("ffn_gate"), base, &[hidden, shape.n_ff]);

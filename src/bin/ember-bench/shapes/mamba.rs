@@ -2,7 +2,6 @@
 
 use super::{Fill, Hybrid, Mix, Plan, Shape, Tensors};
 use emberlm::format::Value;
-use emberlm::quant::TensorType;
 
 /// What it has that others don't.
 #[derive(Debug)]
@@ -67,14 +66,8 @@ impl Mamba {
             t.matrix(&name("ssm_x"), base, &[inner, short]);
             t.matrix(&name("ssm_dt"), base, &[self.rank, inner]);
             t.matrix(&name("ssm_out"), sensitive, &[inner, hidden]);
-            let mut numbers = |part: &str, dims: &[usize], fill: Fill| {
-                t.plans.push(Plan {
-                    name: name(part),
-                    ty: TensorType::F32,
-                    dims: dims.to_vec(),
-                    fill,
-                });
-            };
+            let mut numbers =
+                |part: &str, dims: &[usize], fill: Fill| t.numbers(name(part), dims, fill);
             numbers("ssm_conv1d.weight", &[self.width, inner], Fill::Weights);
             numbers("ssm_conv1d.bias", &[inner], Fill::Bias);
             numbers("ssm_dt.bias", &[inner], Fill::Bias);
