@@ -4,11 +4,12 @@ use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Seconds: of a step, what each draft adds to one, of making a draft, and of reading a token of a prompt.
+/// Seconds: of a step, what each draft adds to one, of asking for drafts, of making each, and of reading a token of a prompt.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     step: f32,
     row: f32,
+    ask: f32,
     draft: f32,
     reading: f32,
 }
@@ -17,12 +18,14 @@ struct Costs {
 const SMALL: Costs = Costs {
     step: 1e-3,
     row: 0.3e-3,
+    ask: 0.0,
     draft: 0.5e-3,
     reading: 0.05e-3,
 };
 const LARGE: Costs = Costs {
     step: 1.0,
     row: 0.05,
+    ask: 0.02,
     draft: 0.05,
     reading: 0.005,
 };
@@ -31,6 +34,7 @@ const LARGE: Costs = Costs {
 const DEMO: Costs = Costs {
     step: 0.14e-3,
     row: 0.015e-3,
+    ask: 0.07e-3,
     draft: 0.05e-3,
     reading: 0.02e-3,
 };
@@ -101,13 +105,11 @@ fn slowdown(costs: Costs, prompt: usize, answers: &[usize], right: f32, ends: bo
                     count = count.min(left);
                 }
                 let lacked = lacks.swap(1, Ordering::Relaxed);
-                let reading = costs.reading
-                    * if lacked > MOST_OF_STEP {
-                        lacked as f32
-                    } else {
-                        0.0
-                    };
-                let drafting = costs.draft * count as f32;
+                let reading = match lacked > MOST_OF_STEP {
+                    true => costs.reading * lacked as f32,
+                    false => 0.0,
+                };
+                let drafting = costs.ask + costs.draft * count as f32;
                 let first = match speculation.has_asked {
                     true => 0.0,
                     false => FIRST_DRAFTS * costs.step,
@@ -135,9 +137,6 @@ fn slowdown(costs: Costs, prompt: usize, answers: &[usize], right: f32, ends: bo
             }
             let wanted = left.min(accepted + 1);
             // The host goes on with another prompt: what is left of the step is dropped.
-            while speculation.left() > 0 && speculation.accepted > 0 {
-                speculation.polled(None);
-            }
             let saved = speculation.saved;
             speculation
                 .allowance
@@ -183,6 +182,7 @@ fn drafts_of_a_model_that_pay_are_had() {
         (LARGE, 1000, 300, 0.9, 0.4),
         (LARGE, 20, 20, 1.0, 0.45),
         (DEMO, 20, 20, 0.97, 0.8),
+        (DEMO, 20, 40, 1.0, 0.7),
     ] {
         let answers = vec![answer; 2000 / answer];
         let slow = slowdown(costs, prompt, &answers, right, true);

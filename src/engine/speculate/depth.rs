@@ -1,6 +1,7 @@
 //! How many drafts to verify: what a step with so many rows takes on this very device, and how many of them are right, are
 //! measured on the way.
 
+use super::drafting::Drafting;
 use crate::backend::MAX_BATCH;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ const NEW: f32 = 0.05;
 /// What each draft adds to a step, in steps, before that was measured.
 const GUESSED_COST: f32 = 0.15;
 /// Steps without drafts before one of a class that was not worth it is tried again, at first and at most.
-pub(super) const FIRST_PAUSE: u32 = 32;
+pub(super) const FIRST_PAUSE: u32 = 40;
 pub(super) const LONGEST_PAUSE: u32 = 1024;
 /// Drafts of such a trial.
 pub(super) const TRIAL: usize = 2;
@@ -25,7 +26,7 @@ pub(super) const PROMISE: f32 = 1.02;
 pub struct StepTimes {
     /// Seconds; 0 if unknown.
     seconds: [f32; MAX_BATCH + 1],
-    /// How often that was measured, up to [`LOOKS`].
+    /// How often there was one, up to [`LOOKS`].
     looks: [u8; MAX_BATCH + 1],
 }
 
@@ -49,6 +50,11 @@ impl StepTimes {
         self.looks[size] < LOOKS
     }
 
+    /// Whether there was none of this size.
+    fn is_first(&self, size: usize) -> bool {
+        self.looks[size] == 0
+    }
+
     /// Seconds of a step of this size, where those of a smaller one, `least`, are known: measured, or on the line through what
     /// was measured next to it.
     pub fn cost(&self, least: usize, size: usize) -> f32 {
@@ -70,6 +76,11 @@ impl StepTimes {
     /// A step of this size took so long.
     pub fn took(&mut self, size: usize, time: Duration) {
         average(&mut self.seconds[size], time.as_secs_f32());
+        self.looked(size);
+    }
+
+    /// There was a step of this size.
+    fn looked(&mut self, size: usize) {
         self.looks[size] = LOOKS.min(self.looks[size] + 1);
     }
 }
@@ -79,8 +90,7 @@ impl StepTimes {
 pub struct Depth {
     /// By drafts.
     times: StepTimes,
-    /// Seconds that a draft takes to make.
-    drafting: f32,
+    drafting: Drafting,
     classes: [Class; CLASSES],
     /// How many the last step had.
     present: usize,
@@ -102,7 +112,7 @@ impl Depth {
     pub fn new() -> Depth {
         Depth {
             times: StepTimes::default(),
-            drafting: 0.0,
+            drafting: Drafting::default(),
             classes: [Class {
                 right: 0.6,
                 tried: 0,
@@ -147,7 +157,7 @@ impl Depth {
             chance *= right;
             tokens += chance;
             least = self.times.known(count).max(least);
-            let drafting = self.drafting * count as f32;
+            let drafting = self.drafting.seconds(count);
             // What was measured when the machine had less to do is no reason for drafts.
             let cost = self.times.cost(0, count).max(base);
             let known = tokens / (cost + drafting);
@@ -186,7 +196,7 @@ impl Depth {
     pub fn steps(&self, count: usize) -> f32 {
         let base = self.times.known(0);
         let cost = self.times.cost(0, count).max(base);
-        (cost + self.drafting * count as f32) / base
+        (cost + self.drafting.seconds(count)) / base
     }
 
     /// How many of up to `most` drafts take at most so many steps more than a step without drafts.
@@ -208,7 +218,7 @@ impl Depth {
             chance *= right;
             tokens += chance;
             let cost = self.times.cost(0, count).max(base);
-            let seconds = cost + self.drafting * count as f32;
+            let seconds = cost + self.drafting.seconds(count);
             least = least.min(seconds / tokens);
         }
         base - least
@@ -216,7 +226,11 @@ impl Depth {
 
     /// A step with so many drafts took so long.
     pub fn step_took(&mut self, count: usize, time: Duration) {
-        self.times.took(count, time);
+        match count > 0 && self.times.is_first(count) {
+            // It makes ready what is there from then on.
+            true => self.times.looked(count),
+            false => self.times.took(count, time),
+        }
     }
 
     /// Share of drafts of a class that are right, of those behind right ones.
@@ -224,16 +238,14 @@ impl Depth {
         self.classes[class.min(CLASSES - 1)].right
     }
 
-    /// Seconds that a draft takes to make.
-    pub fn drafting(&self) -> f32 {
+    /// What making drafts takes.
+    pub fn drafting(&self) -> Drafting {
         self.drafting
     }
 
     /// Making so many drafts took so long.
     pub fn drafting_took(&mut self, count: usize, time: Duration) {
-        if count > 0 {
-            average(&mut self.drafting, time.as_secs_f32() / count as f32);
-        }
+        self.drafting.took(count, time);
     }
 
     /// Of so many drafts of a class, the first `right` ones were right.
@@ -327,7 +339,7 @@ mod tests {
     #[test]
     fn what_drafts_gain_is_what_they_save_a_token() {
         let mut depth = Depth::new();
-        for count in 0..=4 {
+        for count in [0, 1, 2, 3, 4, 1, 2, 3, 4] {
             depth.step_took(count, Duration::from_secs_f32(1.0 + 0.25 * count as f32));
             depth.came_to(1, 200, 0);
         }

@@ -7,6 +7,7 @@ mod allowance;
 #[cfg(test)]
 mod cost_tests;
 mod depth;
+mod drafting;
 mod fused;
 mod heads;
 mod model;
@@ -27,7 +28,7 @@ use crate::grammar::Matcher;
 use crate::memory;
 use allowance::Allowance;
 use arrayvec::ArrayVec;
-use depth::{CLASSES, Depth};
+use depth::{CLASSES, Depth, TRIAL};
 pub(super) use fused::{Drafter, HeadsBeside};
 pub use heads::HeadDrafts;
 pub use model::ModelDrafts;
@@ -47,7 +48,16 @@ pub struct DraftContext<'a> {
     pub ends: &'a [u32],
 }
 
-impl DraftContext<'_> {
+impl<'a> DraftContext<'a> {
+    /// That of a session of a model.
+    fn of(tokens: &'a [u32], sampling: &'a Sampling, model: &'a Model) -> DraftContext<'a> {
+        DraftContext {
+            tokens,
+            sampling,
+            ends: model.end_tokens(),
+        }
+    }
+
     /// Whether a token ends an answer.
     pub fn is_end(&self, token: u32) -> bool {
         self.ends.contains(&token)
@@ -266,9 +276,13 @@ impl Speculation {
         let Some(class) = self.source.look(context)? else {
             return Ok((0, 0));
         };
-        let most = most.min(self.options.most);
+        let mut most = most.min(self.options.most);
         if self.options.always {
             return Ok((self.depth.fix(most), class));
+        }
+        // A few show what a draft takes.
+        if !self.depth.drafting().is_known() && !self.source.is_quick() {
+            most = most.min(TRIAL);
         }
         // Small models have short steps: what follows would be a share of one.
         if !self.allowance.covers(0.0) {
@@ -280,7 +294,7 @@ impl Speculation {
                 if !self.pays(seconds, || self.depth.gain(class, most)) {
                     return Ok((self.depth.fix(0), class));
                 }
-                seconds / self.plain
+                self.in_steps(seconds)
             }
             _ => 0.0,
         };
@@ -291,11 +305,19 @@ impl Speculation {
         Ok((depth, class))
     }
 
+    /// A time in steps without drafts; 0 where nobody knows what those take.
+    fn in_steps(&self, seconds: f32) -> f32 {
+        match self.plain {
+            0.0 => 0.0,
+            plain => seconds / plain,
+        }
+    }
+
     /// Whether drafts that save `gain` seconds a token, which is asked for last, are worth a reading of a prompt that takes so many seconds.
     fn pays(&self, reading: f32, gain: impl FnOnce() -> f32) -> bool {
         let affordable = match self.reading {
             0.0 => self.allowance.covers_a_try(),
-            _ => self.allowance.covers(reading / self.plain),
+            _ => self.allowance.covers(self.in_steps(reading)),
         };
         affordable && gain() * self.allowance.to_come() > reading
     }
@@ -310,10 +332,7 @@ impl Speculation {
     /// The source was asked.
     fn was_asked(&mut self, asked: &Asked) {
         let seconds = asked.took.as_secs_f32();
-        let steps = match self.plain {
-            0.0 => 0.0,
-            plain => seconds / plain,
-        };
+        let steps = self.in_steps(seconds);
         // The first time is no measure: it makes ready what is there from then on.
         if !std::mem::replace(&mut self.has_asked, true) {
             self.allowance.spend_on_a_try(steps);
@@ -652,11 +671,7 @@ impl Session {
                 return self.choose(1, when);
             }
         }
-        let context = DraftContext {
-            tokens: &self.tokens,
-            sampling: &self.sampling,
-            ends: self.model.end_tokens(),
-        };
+        let context = DraftContext::of(&self.tokens, &self.sampling, &self.model);
         let room = match unevaluated {
             // The choice by logits at hand takes no step.
             0 if !speculation.options.always => 0,
@@ -720,11 +735,7 @@ impl Session {
         if started && !speculation.source.is_quick() && self.constraint.is_some() {
             return Ok((Seat::default(), 0.0));
         }
-        let context = DraftContext {
-            tokens: &self.tokens,
-            sampling: &self.sampling,
-            ends: self.model.end_tokens(),
-        };
+        let context = DraftContext::of(&self.tokens, &self.sampling, &self.model);
         // Behind the drafts there is a position for the token that is chosen after them.
         speculation.seat(&context, self.options.context - self.tokens.len() - 1)
     }
@@ -747,9 +758,9 @@ impl Session {
         };
         let count = speculation.depth.fix(shares.drafts[index]);
         (speculation.is_alone, speculation.plain) = (false, shares.plain);
-        speculation.saved = match count > 0 && shares.plain > 0.0 {
-            true => shares.gain / shares.plain,
-            false => 0.0,
+        speculation.saved = match count {
+            0 => 0.0,
+            _ => speculation.in_steps(shares.gain),
         };
         if count == 0 {
             return Ok(());
@@ -758,11 +769,7 @@ impl Session {
             speculation.deferred = count;
             return Ok(());
         }
-        let context = DraftContext {
-            tokens: &self.tokens,
-            sampling: &self.sampling,
-            ends: self.model.end_tokens(),
-        };
+        let context = DraftContext::of(&self.tokens, &self.sampling, &self.model);
         let mut drafts = [0; MAX_DRAFTS];
         let count = speculation.ask(&context, &mut drafts[..count])?;
         let count = self.possible(&drafts[..count])?;

@@ -27,6 +27,7 @@ impl ModelDrafts {
         };
         let mut session = Session::create(model.clone(), &options)?;
         session.interrupts = target.interrupts().clone();
+        make_ready(&mut session)?;
         Ok(ModelDrafts { session })
     }
 
@@ -67,6 +68,15 @@ impl ModelDrafts {
         }
         Ok(count)
     }
+}
+
+/// Has what a session makes when it first decodes, so that no draft has to wait for it. A session that cannot decode will have no
+/// drafts.
+fn make_ready(session: &mut Session) -> Result<()> {
+    if let Err(e) = session.prefill(&[0, 0]).and_then(|()| session.decode()) {
+        log!(of: session.model().log(), Debug, "a draft model is not ready: {}", e.message);
+    }
+    session.rewind(0)
 }
 
 /// `InvalidArgument` unless the models have the same tokens.

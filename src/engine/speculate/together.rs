@@ -5,6 +5,7 @@
 //! that is right, against what their rows add to this pass.
 
 use super::depth::{FIRST_PAUSE, LONGEST_PAUSE, PROMISE, StepTimes, TRIAL};
+use super::drafting::Drafting;
 use crate::backend::{MAX_BATCH, MAX_DRAFTS};
 use arrayvec::ArrayVec;
 use std::time::Duration;
@@ -31,8 +32,8 @@ pub struct Seat {
     /// The probability of the first of those, or of the first draft, and of each one behind a right one.
     pub first: f32,
     pub right: f32,
-    /// Seconds that a draft takes to make.
-    pub drafting: f32,
+    /// What making its drafts takes.
+    pub drafting: Drafting,
 }
 
 impl Seat {
@@ -64,7 +65,7 @@ fn promise(seats: &[Seat], drafts: &[usize]) -> (f32, f32) {
     let each = || seats.iter().zip(drafts);
     let all = |level: usize| each().map(|(s, d)| s.has(level, *d)).product::<f32>();
     let calls = 1.0 + (1..=deepest.unwrap_or(0)).map(all).sum::<f32>();
-    let making = each().map(|(seat, drafts)| seat.drafting * *drafts as f32);
+    let making = each().map(|(seat, drafts)| seat.drafting.seconds(*drafts));
     (calls, making.sum())
 }
 
