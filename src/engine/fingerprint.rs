@@ -3,7 +3,7 @@
 
 use crate::error::{Result, try_vec};
 use crate::format::Tensor;
-use crate::model::{Linear, Mamba2, Mixer, Network, Norm, Rope};
+use crate::model::{Linear, Mamba2, Mixer, Network, Norm, Rope, Scoring};
 use crate::text::Tokenizer;
 use twox_hash::XxHash3_64;
 
@@ -120,6 +120,9 @@ impl Fingerprint {
         if a.norm_after_rope {
             self.number(1);
         }
+        if a.own_head_norms {
+            self.number(3);
+        }
         if let Some(temperature) = &a.temperature {
             self.float(temperature.scale);
             self.float(temperature.length);
@@ -135,6 +138,9 @@ impl Fingerprint {
         }
         if let Some(eps) = a.value_norm {
             self.float(eps);
+        }
+        if a.value_scale != 1.0 {
+            self.float(a.value_scale);
         }
         if let Some(layer) = a.shares {
             self.number(layer as u64);
@@ -196,6 +202,9 @@ pub(super) fn network(network: &Network) -> Result<u64> {
         if let Some(e) = block.feed_forward.experts() {
             f.number(e.n_used as u64);
             f.float(e.weight_scale);
+            if let Scoring::SparseMixer { jitter } = e.scoring {
+                f.float(jitter);
+            }
         }
         f.number(u64::from(block.parallel));
         f.float(block.residual_scale);

@@ -1,31 +1,41 @@
 //! `command-r`, `cohere2` and `cohere2moe`: Command R, Aya, Command R7B, Command A and Command A+. Attention
-//! and feed-forward read the same normed input. In the last two, layers with a window have a rotary
-//! embedding, and those without have none.
+//! and feed-forward read the same normed input. Command R+ has norms of queries and keys, with weights of each head. In
+//! the last two, layers with a window have a rotary embedding, and those without have none.
 
 use super::decoder::{Decoder, Windows, bare_block};
 use super::experts::{Defaults, Mixture, shared_count_ff, shared_ff, softmax};
 use super::{
-    Activation, Block, FeedForward, Linear, Network, NormKind, RopePairing, Scoring, SharedExpert,
+    Activation, Block, FeedForward, Linear, Network, Norm, NormKind, RopePairing, Scoring,
+    SharedExpert,
 };
 use crate::error::{Result, fail, try_vec};
 use crate::format::{ModelFile, Tensor};
 
 pub(super) fn command_r(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "command-r", NormKind::Layer)?;
-    for part in ["attn_q_norm", "attn_k_norm"] {
-        if d.source.has(&format!("blk.0.{part}")) {
-            fail!(
-                Unsupported,
-                "tensor blk.0.{part}.weight: norms with weights of their own for each head are not supported"
-            );
-        }
-    }
     let rope = d.rope(RopePairing::Interleaved)?;
+    let normed = d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight");
+    let normed = d.source.find("attention.qk_norm")?.unwrap_or(normed);
+    let norm_of_heads = |layer: usize, part: &str, n_heads: usize| -> Result<Option<Norm>> {
+        let weight = format!("blk.{layer}.{part}.weight");
+        Ok(Some(Norm {
+            kind: NormKind::Layer,
+            weight: d.source.vector_in_rows(&weight, d.head_dim, n_heads)?,
+            bias: None,
+            eps: d.eps,
+        }))
+    };
     let network = d.network(|i| {
+        let mut attention = d.attention(i, Some(&rope))?;
+        if normed {
+            attention.own_head_norms = true;
+            attention.q_norm = norm_of_heads(i, "attn_q_norm", d.n_heads)?;
+            attention.k_norm = norm_of_heads(i, "attn_k_norm", d.n_kv_heads)?;
+        }
         Ok(Block {
             mixer_norm: d.norm(i, "attn_norm")?,
             parallel: true,
-            ..bare_block(d.attention(i, Some(&rope))?, d.gated(i, Activation::Silu)?)
+            ..bare_block(attention, d.gated(i, Activation::Silu)?)
         })
     })?;
     Ok(Network {

@@ -26,6 +26,8 @@ pub(super) struct Decoder<'a> {
     pub n_kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
+    /// Elements of a head's values.
+    pub value_dim: usize,
     /// Positions that the model was trained for.
     pub context_length: usize,
     /// Factor on attention's scores.
@@ -84,7 +86,7 @@ impl<'a> Decoder<'a> {
             let problem = format!("is {n_kv_heads}, which does not divide the {n_heads} heads");
             return Err(source.invalid(KV_HEADS, &problem));
         }
-        let head_dim = head_dim(&source, hidden, n_heads)?;
+        let (head_dim, value_dim) = head_dims(&source, hidden, n_heads)?;
         source.product(HEADS, n_heads, head_dim)?;
         let scale = source.find_positive("attention.scale")?;
         let eps = epsilon(&source, norm)?;
@@ -94,6 +96,7 @@ impl<'a> Decoder<'a> {
             n_heads,
             n_kv_heads,
             head_dim,
+            value_dim,
             context_length: source.size("context_length")?,
             scale: scale.unwrap_or((1.0 / (head_dim as f64).sqrt()) as f32),
             norm,
@@ -117,6 +120,7 @@ impl<'a> Decoder<'a> {
             n_heads: 1,
             n_kv_heads: 1,
             head_dim: 1,
+            value_dim: 1,
             context_length: source.size("context_length")?,
             scale: 1.0,
             norm,
@@ -340,7 +344,7 @@ impl<'a> Decoder<'a> {
         let but_every = |n: usize| move |layer: usize| n == 0 || !(layer + 1).is_multiple_of(n);
         let local: Vec<bool> = match self.source.file.metadata.get(&key) {
             Some(Value::Array(_)) => {
-                let local: Vec<bool> = self.source.file.get(&key)?;
+                let local = self.source.flags(PATTERN)?;
                 if local.len() < self.n_layers {
                     let problem = format!(
                         "has {} values, but there are {} layers",
@@ -364,13 +368,27 @@ impl<'a> Decoder<'a> {
         Ok(windows.map(|local| local.then_some(window)).collect())
     }
 
+    /// Which layers rotate, if the file says so.
+    pub(super) fn rope_pattern(&self) -> Result<Option<Vec<bool>>> {
+        const PATTERN: &str = "attention.rope_pattern";
+        match self.source.find_flags(PATTERN)? {
+            Some(pattern) if pattern.len() != self.n_layers => {
+                let (found, layers) = (pattern.len(), self.n_layers);
+                let problem = format!("has {found} values, but there are {layers} layers");
+                Err(self.source.invalid(PATTERN, &problem))
+            }
+            found => Ok(found),
+        }
+    }
+
     /// Attention whose matrices are apart, or one below the other in `attn_qkv`.
     pub(super) fn attention(&self, layer: usize, rope: Option<&Rope>) -> Result<Attention> {
-        let (q_len, kv_len) = (
+        let lens = [
             self.n_heads * self.head_dim,
             self.n_kv_heads * self.head_dim,
-        );
-        let matrices = self.qkv(layer, [q_len, kv_len, kv_len])?;
+            self.n_kv_heads * self.value_dim,
+        ];
+        let matrices = self.qkv(layer, lens)?;
         self.attention_with(layer, matrices, rope)
     }
 
@@ -410,22 +428,25 @@ impl<'a> Decoder<'a> {
         rope: Option<&Rope>,
     ) -> Result<Attention> {
         let output = format!("blk.{layer}.attn_output");
-        let q_len = self.n_heads * self.head_dim;
+        let values = self.n_heads * self.value_dim;
         Ok(Attention {
             n_heads: self.n_heads,
             n_kv_heads: self.n_kv_heads,
             head_dim: self.head_dim,
+            value_dim: self.value_dim,
             q,
             k,
             v,
             gated: false,
             gate: None,
-            output: self.source.linear(&output, q_len, self.hidden)?,
+            output: self.source.linear(&output, values, self.hidden)?,
             output_norm: None,
             q_norm: None,
             k_norm: None,
+            own_head_norms: false,
             norm_after_rope: false,
             value_norm: None,
+            value_scale: 1.0,
             shares: None,
             rope: rope.cloned(),
             scale: self.scale,
@@ -609,7 +630,8 @@ fn epsilon(source: &Source, norm: NormKind) -> Result<f32> {
     }
 }
 
-fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
+/// Elements of a head's queries and keys, and of its values.
+fn head_dims(source: &Source, hidden: usize, n_heads: usize) -> Result<(usize, usize)> {
     const HEADS: &str = "attention.head_count";
     const KEY_LENGTH: &str = "attention.key_length";
     const VALUE_LENGTH: &str = "attention.value_length";
@@ -625,16 +647,23 @@ fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
         let problem = format!("gives heads of {head_dim} elements; at most {MAX_HEAD_DIM} work");
         return Err(source.invalid(key, &problem));
     }
-    let latent = matches!(source.architecture(), "deepseek2" | "mistral4" | "minicpm3");
-    if let Some(value_dim) = source.find_size(VALUE_LENGTH)?
-        && value_dim != head_dim
-        && !latent
-    {
+    let value_dim = source.find_size(VALUE_LENGTH)?.unwrap_or(head_dim);
+    let fits = match source.architecture() {
+        // What their latent attention has.
+        "deepseek2" | "mistral4" | "minicpm3" => return Ok((head_dim, head_dim)),
+        "mimo2" => value_dim <= head_dim,
+        _ => value_dim == head_dim,
+    };
+    if !fits {
         fail!(
             Unsupported,
-            "{} is {value_dim}, but keys have {head_dim} elements; they must be the same",
-            source.key_name(VALUE_LENGTH)
+            "{} is {value_dim}, but keys have {head_dim} elements; {}",
+            source.key_name(VALUE_LENGTH),
+            match source.architecture() {
+                "mimo2" => "values must not have more",
+                _ => "they must be the same",
+            }
         );
     }
-    Ok(head_dim)
+    Ok((head_dim, value_dim))
 }

@@ -274,12 +274,28 @@ impl Mixture {
             source.stacked_linear(&name(part), inputs, outputs, n_experts)
         };
         let if_gated = |gate: &dyn Fn() -> Result<Linear>| self.gated.then(gate).transpose();
+        // Gate and up may be in one matrix.
+        let (gate, up) = (name("ffn_gate_shexp"), name("ffn_up_shexp"));
+        let both = |shared_ff: usize| -> Result<Option<[Linear; 2]>> {
+            let rows = source.file.tensor(&format!("{up}.weight"))?.rows();
+            let fused = self.gated && !source.has(&gate) && Some(rows) == shared_ff.checked_mul(2);
+            let both = || source.fused(&up, hidden, [shared_ff; 2], None);
+            fused.then(both).transpose()
+        };
+        let shared_gate = |shared_ff: usize| match both(shared_ff)? {
+            Some([gate, _]) => Ok(gate),
+            None => source.linear(&gate, hidden, shared_ff),
+        };
+        let shared_up = |shared_ff: usize| match both(shared_ff)? {
+            Some([_, up]) => Ok(up),
+            None => source.linear(&up, hidden, shared_ff),
+        };
         let shared = match self.shared_ff {
             None => None,
             Some(shared_ff) => Some(SharedExpert {
                 mlp: Mlp {
-                    gate: if_gated(&|| source.linear(&name("ffn_gate_shexp"), hidden, shared_ff))?,
-                    up: source.linear(&name("ffn_up_shexp"), hidden, shared_ff)?,
+                    gate: if_gated(&|| shared_gate(shared_ff))?,
+                    up: shared_up(shared_ff)?,
                     down: source.linear(&name("ffn_down_shexp"), shared_ff, hidden)?,
                     inner_norm: None,
                     activation: self.activation,

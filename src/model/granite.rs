@@ -1,8 +1,8 @@
-//! `granite`, `granitemoe` and `granitehybrid`: Granite 3 and 4, with factors on embedding, scores,
-//! residual stream and logits. Layers of the last one are Mamba 2 or attention, as are those of Bamba, whose files
-//! are of that architecture and have no factors. `minicpm`: MiniCPM 1 to 4, of the same form as the first.
+//! `granite`, `granitemoe`, `granite_swa` and `granitehybrid`: Granite 3 and 4, with factors on embedding, scores,
+//! residual stream and logits. The third one has sinks, windows, and perhaps layers that do not rotate. Layers of the last one
+//! are Mamba 2 or attention, as are those of Bamba, whose files are of that architecture and have no factors. `minicpm`: MiniCPM 1 to 4, of the same form as the first.
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, Windows};
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
 use super::hybrid::{attending, kv_heads};
 use super::mamba2;
@@ -33,6 +33,30 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
     let rope = rope(&d)?;
     let mixer = |i| Ok(d.attention(i, rope.as_ref())?.into());
     network(&d, mixer, |i| experts.layer(&d, i))
+}
+
+/// The ones with windows, and perhaps experts.
+pub(super) fn windowed(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "granite_swa", NormKind::Rms)?;
+    let experts = Mixture::find(&d, defaults(&d)?)?;
+    d.source.size("attention.sliding_window")?;
+    // No pattern goes without saying.
+    d.source.flags("attention.sliding_window_pattern")?;
+    let windows = d.windows(Windows::Everywhere)?;
+    let rope = d.rope(RopePairing::Interleaved)?;
+    let rotated = d.rope_pattern()?;
+    let mixer = |i: usize| {
+        let rotates = rotated.as_ref().is_none_or(|rotated| rotated[i]);
+        let mut attention = d.attention(i, rotates.then_some(&rope))?;
+        attention.window = windows[i];
+        let sinks = format!("blk.{i}.attn_sinks.weight");
+        attention.sinks = Some(d.source.vector(&sinks, d.n_heads)?);
+        Ok(attention.into())
+    };
+    network(&d, mixer, |i| match &experts {
+        Some(experts) => experts.layer(&d, i),
+        None => d.gated(i, Activation::Silu),
+    })
 }
 
 /// The ones with recurrent layers, and perhaps experts.

@@ -37,6 +37,7 @@ mod llama4;
 mod mamba1;
 mod mamba2;
 mod mellum;
+mod mimo2;
 mod minimax_m2;
 mod mistral3;
 mod nemotron;
@@ -48,6 +49,7 @@ mod olmoe;
 mod part;
 mod phi2;
 mod phi3;
+mod phimoe;
 mod predictor;
 mod qwen2;
 mod qwen2moe;
@@ -121,6 +123,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("gpt-oss", gpt_oss::describe),
     ("gptneox", gptneox::describe),
     ("granite", granite::describe),
+    ("granite_swa", granite::windowed),
     ("granitehybrid", granite::hybrid),
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
@@ -138,6 +141,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("mamba", mamba1::describe),
     ("mamba2", mamba2::describe),
     ("mellum", mellum::describe),
+    ("mimo2", mimo2::describe),
     ("minicpm", granite::minicpm),
     ("minicpm3", deepseek2::minicpm3),
     ("minimax-m2", minimax_m2::describe),
@@ -156,6 +160,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("pangu-embedded", qwen2::pangu),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),
+    ("phimoe", phimoe::describe),
     ("qwen2", qwen2::describe),
     ("qwen2moe", qwen2moe::describe),
     ("qwen2vl", qwen2::vision),

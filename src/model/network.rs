@@ -278,7 +278,7 @@ pub enum MixerState {
 pub struct KvShape {
     /// Key and value heads.
     pub n_kv_heads: usize,
-    /// Elements of a head's key, and of its value.
+    /// Elements of a head's key, and of its value, which ends with zeros if it is shorter.
     pub head_dim: usize,
     /// Position `p` needs the positions from `p - window + 1` on; all if `None`.
     pub window: Option<usize>,
@@ -858,32 +858,38 @@ pub struct Attention {
     pub n_heads: usize,
     /// Key and value heads; divides `n_heads`.
     pub n_kv_heads: usize,
-    /// Elements per head of q, k and v. `n_heads * head_dim` need not be `hidden`.
+    /// Elements per head of q and k. `n_heads * head_dim` need not be `hidden`.
     pub head_dim: usize,
+    /// Elements per head of v, at most `head_dim`; as many if `gated`.
+    pub value_dim: usize,
     /// `n_heads * head_dim` x `hidden`; twice as many rows if `gated`.
     pub q: Linear,
     /// `n_kv_heads * head_dim` x `hidden`.
     pub k: Linear,
-    /// `n_kv_heads * head_dim` x `hidden`.
+    /// `n_kv_heads * value_dim` x `hidden`.
     pub v: Linear,
     /// Whether `q` has, of each head, the rows of the query and then as many of a gate, by whose sigmoid
     /// the head's result is multiplied.
     pub gated: bool,
-    /// The gates where they are apart, as many rows as queries. Not if `gated`.
+    /// The gates where they are apart, `n_heads * value_dim` rows. Not if `gated`.
     pub gate: Option<Linear>,
-    /// `hidden` x `n_heads * head_dim`.
+    /// `hidden` x `n_heads * value_dim`.
     pub output: Linear,
     /// Norm of the heads' results, all together, before `output`.
     pub output_norm: Option<Norm>,
     /// Norm of the queries before rope: over each head if its weight has `head_dim` elements, over
-    /// all heads together if it has `n_heads * head_dim`.
+    /// all heads together if it has `n_heads * head_dim` (but see `own_head_norms`).
     pub q_norm: Option<Norm>,
     /// Norm of the keys before rope, likewise.
     pub k_norm: Option<Norm>,
+    /// Whether these norms are over each head with weights of its own, which are those of all heads, one behind the other.
+    pub own_head_norms: bool,
     /// Whether these norms, which are then over each head, come after rope instead.
     pub norm_after_rope: bool,
     /// Root-mean-square norm of each head's values, without weights: its epsilon.
     pub value_norm: Option<f32>,
+    /// Factor on the values. Finite and positive.
+    pub value_scale: f32,
     /// The earlier layer of the same shape and window whose keys and values this one reads, in place
     /// of its own: `k` and `v` are that layer's.
     pub shares: Option<usize>,
@@ -1095,7 +1101,7 @@ pub struct ExpertGroups {
 }
 
 /// How an expert's weight comes from the router's scores. Of equal weights, the smaller index wins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scoring {
     /// Softmax over all experts, then the best are chosen.
     Softmax,
@@ -1103,6 +1109,13 @@ pub enum Scoring {
     Sigmoid,
     /// The best are chosen by score; softmax over those.
     SoftmaxOfChosen,
+    /// The best are chosen by score, `n_used` being 2. The weight of each is its softmax over those that are not chosen yet and whose
+    /// score `s` is not much less than the largest of them, `m`: `(m - s) / max(|s|, m) <= 2 * jitter`. Without a selection bias,
+    /// groups, and normalization.
+    SparseMixer {
+        /// Finite and positive.
+        jitter: f32,
+    },
 }
 
 /// An expert for all tokens.

@@ -99,7 +99,7 @@ fn block_share(block: &mut Block, rank: Rank) -> Share<()> {
 fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
     let of_each_head = |norm: &Option<Norm>| {
         let is_of_head = |norm: &Norm| norm.weight.row_len() == attention.head_dim;
-        norm.as_ref().is_none_or(is_of_head)
+        attention.own_head_norms || norm.as_ref().is_none_or(is_of_head)
     };
     if !of_each_head(&attention.q_norm) || !of_each_head(&attention.k_norm) {
         return Err("a norm over all heads together needs all of them".into());
@@ -111,7 +111,7 @@ fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
         return Err("slopes of heads are not split by tensors so far".into());
     }
     let per_kv = attention.n_heads / attention.n_kv_heads;
-    let head_dim = attention.head_dim;
+    let (head_dim, value_dim) = (attention.head_dim, attention.value_dim);
     let block = attention.output.weight.ty.block_len();
     let (kv_heads, heads) = match heads_of(attention, rank, block) {
         Some(heads) => heads,
@@ -130,12 +130,24 @@ fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
     };
     attention.q = rows_of(&attention.q, of(&heads, q_rows));
     attention.k = rows_of(&attention.k, of(&kv_heads, head_dim));
-    attention.v = rows_of(&attention.v, of(&kv_heads, head_dim));
+    attention.v = rows_of(&attention.v, of(&kv_heads, value_dim));
     attention.gate = attention
         .gate
         .as_ref()
-        .map(|gate| rows_of(gate, of(&heads, head_dim)));
-    attention.output = columns_of(&attention.output, of(&heads, head_dim), rank)?;
+        .map(|gate| rows_of(gate, of(&heads, value_dim)));
+    attention.output = columns_of(&attention.output, of(&heads, value_dim), rank)?;
+    if attention.own_head_norms {
+        for (norm, heads) in [
+            (&mut attention.q_norm, &heads),
+            (&mut attention.k_norm, &kv_heads),
+        ] {
+            if let Some(norm) = norm {
+                norm.weight = norm.weight.elements(of(heads, head_dim));
+                let bias = norm.bias.as_ref();
+                norm.bias = bias.map(|bias| bias.elements(of(heads, head_dim)));
+            }
+        }
+    }
     let sinks = attention.sinks.as_ref();
     attention.sinks = sinks.map(|sinks| sinks.elements(heads.clone()));
     attention.n_heads = heads.len();
@@ -149,7 +161,7 @@ fn heads_of(
     rank: Rank,
     block: usize,
 ) -> Option<(Range<usize>, Range<usize>)> {
-    let (n_kv, head_dim) = (attention.n_kv_heads, attention.head_dim);
+    let (n_kv, value_dim) = (attention.n_kv_heads, attention.value_dim);
     let per_kv = attention.n_heads / n_kv;
     if n_kv < rank.count {
         // Several ranks have the same keys, and of their queries some each.
@@ -158,14 +170,14 @@ fn heads_of(
             index: rank.index % each,
             count: each,
         };
-        let heads = in_blocks(per_kv, head_dim, block, among)?;
+        let heads = in_blocks(per_kv, value_dim, block, among)?;
         let kv = rank.index / each;
         let first = kv * per_kv;
         let fits = n_kv * each == rank.count;
         return fits.then_some((kv..kv + 1, first + heads.start..first + heads.end));
     }
     // Heads go together that share keys.
-    let kv = in_blocks(n_kv, per_kv * head_dim, block, rank)?;
+    let kv = in_blocks(n_kv, per_kv * value_dim, block, rank)?;
     let heads = kv.start * per_kv..kv.end * per_kv;
     Some((kv, heads))
 }

@@ -6,19 +6,11 @@ use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    const PATTERN: &str = "attention.rope_pattern";
     let d = Decoder::read(file, "smollm3", NormKind::Rms)?;
     let rope = d.rope(RopePairing::Interleaved)?;
     let windows = d.windows(Windows::Everywhere)?;
-    let rotated = match d.source.find::<Vec<bool>>(PATTERN)? {
-        Some(pattern) if pattern.len() == d.n_layers => pattern,
-        Some(pattern) => {
-            let (found, layers) = (pattern.len(), d.n_layers);
-            let problem = format!("has {found} values, but there are {layers} layers");
-            return Err(d.source.invalid(PATTERN, &problem));
-        }
-        None => (1..=d.n_layers).map(|n| !n.is_multiple_of(4)).collect(),
-    };
+    let usual = || (1..=d.n_layers).map(|n| !n.is_multiple_of(4)).collect();
+    let rotated = d.rope_pattern()?.unwrap_or_else(usual);
     d.network(|i| {
         let mut attention = d.attention(i, rotated[i].then_some(&rope))?;
         attention.window = windows[i];

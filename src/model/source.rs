@@ -3,7 +3,7 @@
 
 use super::{Conv, Linear, Norm, NormKind};
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{FromValue, ModelFile, Tensor, Value};
+use crate::format::{Array, FromValue, ModelFile, Tensor, Value};
 
 /// Largest size of anything that a hyperparameter counts.
 const MAX_SIZE: usize = i32::MAX as usize;
@@ -38,6 +38,30 @@ impl<'a> Source<'a> {
     /// The value of a key, if it is there.
     pub(super) fn find<T: FromValue<'a>>(&self, suffix: &str) -> Result<Option<T>> {
         self.file.find(&self.key(suffix))
+    }
+
+    /// A boolean for each of several, if the key is there. Some files have the integers 0 and 1 in their place.
+    pub(super) fn find_flags(&self, suffix: &str) -> Result<Option<Vec<bool>>> {
+        let key = self.key(suffix);
+        let Some(Value::Array(Array::I64(_) | Array::U64(_))) = self.file.metadata.get(&key) else {
+            return self.find(suffix);
+        };
+        let numbers: Vec<i64> = self.file.get(&key)?;
+        if let Some(odd) = numbers.iter().find(|number| !(0..2).contains(*number)) {
+            let problem = format!("has {odd}; it must have booleans, or 0 and 1");
+            return Err(self.invalid(suffix, &problem));
+        }
+        Ok(Some(
+            numbers.into_iter().map(|number| number == 1).collect(),
+        ))
+    }
+
+    /// The same where the key must be there.
+    pub(super) fn flags(&self, suffix: &str) -> Result<Vec<bool>> {
+        match self.find_flags(suffix)? {
+            Some(flags) => Ok(flags),
+            None => self.file.get(&self.key(suffix)),
+        }
     }
 
     /// An `InvalidModel` error that starts with the full key.

@@ -86,7 +86,7 @@ pub fn weights(e: &Experts, scores: &[f64]) -> Vec<f64> {
     let all: Vec<f64> = match e.scoring {
         Scoring::Softmax => softmax(scores),
         Scoring::Sigmoid => scores.iter().map(|s| 1.0 / (1.0 + (-s).exp())).collect(),
-        Scoring::SoftmaxOfChosen => scores.to_vec(),
+        Scoring::SoftmaxOfChosen | Scoring::SparseMixer { .. } => scores.to_vec(),
     };
     let bias = e.selection_bias.as_ref().map(vector);
     let keys: Vec<f64> = (0..all.len())
@@ -100,8 +100,18 @@ pub fn weights(e: &Experts, scores: &[f64]) -> Vec<f64> {
     order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]).then(a.cmp(&b)));
     let chosen = &order[..e.n_used];
     let mut values: Vec<f64> = chosen.iter().map(|&i| all[i]).collect();
-    if e.scoring == Scoring::SoftmaxOfChosen {
-        values = softmax(&values);
+    match e.scoring {
+        Scoring::SoftmaxOfChosen => values = softmax(&values),
+        Scoring::SparseMixer { jitter } => {
+            for (place, value) in values.iter_mut().enumerate() {
+                let left = order[place..].iter().map(|i| scores[*i]);
+                let largest = *value;
+                let near = left
+                    .filter(|s| (largest - s) / s.abs().max(largest) <= 2.0 * f64::from(jitter));
+                *value = 1.0 / near.map(|s| (s - largest).exp()).sum::<f64>();
+            }
+        }
+        Scoring::Softmax | Scoring::Sigmoid => {}
     }
     let sum: f64 = if e.normalize {
         values.iter().sum()

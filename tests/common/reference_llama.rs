@@ -382,8 +382,20 @@ fn dot(w: &[f32], x: &[f64]) -> f64 {
 }
 
 /// Norms of a position's queries or keys, over each head or all of them.
-fn norm_heads(norm: &Option<Norm>, x: &mut [f64]) {
-    if let Some(norm) = norm {
+fn norm_heads(a: &Attention, norm: &Option<Norm>, x: &mut [f64]) {
+    if let Some(norm) = norm
+        && a.own_head_norms
+    {
+        for (h, head) in x.chunks_mut(a.head_dim).enumerate() {
+            let range = h * a.head_dim..(h + 1) * a.head_dim;
+            let weight = norm.weight.elements(range);
+            let own = Norm {
+                weight,
+                ..norm.clone()
+            };
+            head.copy_from_slice(&norm_row(&own, head));
+        }
+    } else if let Some(norm) = norm {
         for part in x.chunks_mut(norm.weight.row_len()) {
             let normed = norm_row(norm, part);
             part.copy_from_slice(&normed);
@@ -396,7 +408,7 @@ fn ready(a: &Attention, norm: &Option<Norm>, x: &mut Rows) {
     let context = x.len();
     for (position, x) in x.iter_mut().enumerate() {
         if !a.norm_after_rope {
-            norm_heads(norm, x);
+            norm_heads(a, norm, x);
         }
         if let Some(rope) = &a.rope {
             for head in x.chunks_mut(a.head_dim) {
@@ -404,7 +416,7 @@ fn ready(a: &Attention, norm: &Option<Norm>, x: &mut Rows) {
             }
         }
         if a.norm_after_rope {
-            norm_heads(norm, x);
+            norm_heads(a, norm, x);
         }
     }
 }
@@ -438,8 +450,10 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
             clip(a, &mut k);
             clip(a, &mut v);
             ready(a, &a.k_norm, &mut k);
+            let scale = f64::from(a.value_scale);
+            v.iter_mut().flatten().for_each(|v| *v *= scale);
             if let Some(eps) = a.value_norm {
-                for head in v.iter_mut().flat_map(|v| v.chunks_mut(a.head_dim)) {
+                for head in v.iter_mut().flat_map(|v| v.chunks_mut(a.value_dim)) {
                     let square = head.iter().map(|v| v * v).sum::<f64>() / head.len() as f64;
                     let scale = 1.0 / (square + f64::from(eps)).sqrt();
                     head.iter_mut().for_each(|v| *v *= scale);
@@ -466,17 +480,18 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
     }
     let group = a.n_heads / a.n_kv_heads;
     let mixed = (0..x.len()).map(|position| {
-        let mut out = vec![0.0; a.n_heads * a.head_dim];
+        let mut out = vec![0.0; a.n_heads * a.value_dim];
         let first = a.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let first = first.max(a.chunk.map_or(0, |chunk| position / chunk * chunk));
-        for (h, out) in out.chunks_mut(a.head_dim).enumerate() {
-            let kv = (h / group) * a.head_dim..(h / group + 1) * a.head_dim;
+        for (h, out) in out.chunks_mut(a.value_dim).enumerate() {
+            let of = |each: usize| (h / group) * each..(h / group + 1) * each;
+            let (keys, values) = (of(a.head_dim), of(a.value_dim));
             let q = &q[position][h * a.head_dim..][..a.head_dim];
             let mut scores: Vec<f64> = k[first..=position]
                 .iter()
                 .map(|k| {
                     q.iter()
-                        .zip(&k[kv.clone()])
+                        .zip(&k[keys.clone()])
                         .map(|(q, k)| q * k)
                         .sum::<f64>()
                 })
@@ -486,7 +501,7 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
             scores.extend(sinks.as_ref().map(|sinks| sinks[h]));
             let weights = log_softmax(&scores).into_iter().map(f64::exp);
             for (p, v) in weights.zip(&v[first..=position]) {
-                for (o, v) in out.iter_mut().zip(&v[kv.clone()]) {
+                for (o, v) in out.iter_mut().zip(&v[values.clone()]) {
                     *o += p * v;
                 }
             }

@@ -114,6 +114,13 @@ pub fn variants() -> Vec<Variant> {
             ..PLAIN
         },
         Variant {
+            n_experts: 11,
+            ff: 24,
+            scoring: Scoring::SparseMixer { jitter: 0.4 },
+            normalize: false,
+            ..PLAIN
+        },
+        Variant {
             n_experts: 3,
             n_used: 2,
             ff: 96,

@@ -16,7 +16,7 @@ use super::texts::{TextBlock, Texts};
 use super::token::Buffers;
 use super::weights::ThreadSpace;
 use crate::backend::{KvType, Work as Kind};
-use crate::error::{Result, try_vec};
+use crate::error::{Result, fail, try_vec};
 use crate::model::{Attention, Norm, Rope, RopePairing, Temperature};
 use std::ops::Range;
 
@@ -30,6 +30,7 @@ pub(super) struct AttentionLayer {
     n_heads: usize,
     n_kv_heads: usize,
     head_dim: usize,
+    value_dim: usize,
     q: Product,
     /// Of keys and values; none where they are another layer's.
     kv: Option<[Product; 2]>,
@@ -38,6 +39,7 @@ pub(super) struct AttentionLayer {
     q_norm: Option<HeadNorm>,
     k_norm: Option<HeadNorm>,
     v_norm: Option<NormWeights>,
+    v_scale: f32,
     rope: Option<LayerRope>,
     norm_after_rope: bool,
     scale: f32,
@@ -66,23 +68,48 @@ struct Gate {
 enum HeadNorm {
     /// Over each head.
     Each(NormWeights),
+    /// The same with weights of its own.
+    Own(Vec<NormWeights>),
     /// Over all heads together.
     All(NormWeights),
 }
 
 impl HeadNorm {
-    fn find(norm: &Option<Norm>, head_dim: usize) -> Result<Option<HeadNorm>> {
-        Ok(
-            NormWeights::find(norm)?.map(|norm| match norm.len() == head_dim {
+    fn find(norm: &Option<Norm>, a: &Attention) -> Result<Option<HeadNorm>> {
+        let Some(norm) = norm else {
+            return Ok(None);
+        };
+        if !a.own_head_norms {
+            let norm = NormWeights::new(norm)?;
+            return Ok(Some(match norm.len() == a.head_dim {
                 true => HeadNorm::Each(norm),
                 false => HeadNorm::All(norm),
-            }),
-        )
+            }));
+        }
+        let n_heads = norm.weight.row_len() / a.head_dim;
+        let mut own = Vec::new();
+        if own.try_reserve_exact(n_heads).is_err() {
+            fail!(
+                OutOfMemory,
+                "norms of {n_heads} heads could not be allocated"
+            );
+        }
+        for head in 0..n_heads {
+            let range = head * a.head_dim..(head + 1) * a.head_dim;
+            let bias = norm.bias.as_ref();
+            own.push(NormWeights::new(&Norm {
+                weight: norm.weight.elements(range.clone()),
+                bias: bias.map(|bias| bias.elements(range)),
+                ..norm.clone()
+            })?);
+        }
+        Ok(Some(HeadNorm::Own(own)))
     }
 
-    fn weights(&self) -> &NormWeights {
+    fn floats(&self) -> usize {
         match self {
-            HeadNorm::Each(norm) | HeadNorm::All(norm) => norm,
+            HeadNorm::Each(norm) | HeadNorm::All(norm) => norm.floats(),
+            HeadNorm::Own(norms) => norms.iter().map(NormWeights::floats).sum(),
         }
     }
 }
@@ -122,6 +149,7 @@ impl AttentionLayer {
             n_heads: a.n_heads,
             n_kv_heads: a.n_kv_heads,
             head_dim: a.head_dim,
+            value_dim: a.value_dim,
             q,
             kv: match a.shares {
                 None => Some([product(&a.k, isa)?, product(&a.v, isa)?]),
@@ -129,12 +157,13 @@ impl AttentionLayer {
             },
             output: product(&a.output, isa)?,
             output_norm: NormWeights::find(&a.output_norm)?,
-            q_norm: HeadNorm::find(&a.q_norm, a.head_dim)?,
-            k_norm: HeadNorm::find(&a.k_norm, a.head_dim)?,
+            q_norm: HeadNorm::find(&a.q_norm, a)?,
+            k_norm: HeadNorm::find(&a.k_norm, a)?,
             v_norm: match a.value_norm {
-                Some(eps) => Some(NormWeights::plain(a.head_dim, eps)?),
+                Some(eps) => Some(NormWeights::plain(a.value_dim, eps)?),
                 None => None,
             },
+            v_scale: a.value_scale,
             rope: a.rope.as_ref().map(|rope| layer_rope(rope, ropes)),
             norm_after_rope: a.norm_after_rope,
             scale: a.scale,
@@ -160,7 +189,7 @@ impl AttentionLayer {
     /// Floats of its small vectors.
     pub fn floats(&self) -> usize {
         let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
-        let norms = norms.map(|norm| norm.weights().floats()).sum::<usize>();
+        let norms = norms.map(HeadNorm::floats).sum::<usize>();
         let products = [&self.q, &self.output].into_iter().chain(&self.gate_apart);
         let products = products.chain(self.kv.iter().flatten());
         let biases = products.map(Product::bias_len).sum::<usize>();
@@ -214,10 +243,11 @@ impl AttentionLayer {
             width,
             stride,
         };
-        let (q, kv) = (self.q.matrix.rows(), self.n_kv_heads * self.head_dim);
-        let q = row(b.q, q, b.sizes.q);
-        let kv = [b.k, b.v].map(|span| row(span, kv, b.sizes.kv));
-        let gates = row(b.gate, self.n_heads * self.head_dim, b.sizes.n_ff);
+        let q = row(b.q, self.q.matrix.rows(), b.sizes.q);
+        let kv = [(b.k, self.head_dim), (b.v, self.value_dim)]
+            .map(|(span, each)| row(span, self.n_kv_heads * each, b.sizes.kv));
+        let values = self.n_heads * self.value_dim;
+        let gates = row(b.gate, values, b.sizes.n_ff);
         match (&self.kv, &self.gate_apart) {
             (Some([k, v]), None) => pass.products([&self.q, k, v], [q, kv[0], kv[1]])?,
             (Some([k, v]), Some(gate)) => {
@@ -242,13 +272,13 @@ impl AttentionLayer {
             }
             _ => self.many(pass)?,
         }
+        if self.value_dim < self.head_dim {
+            self.leave_out_rest(pass)?;
+        }
         if self.gate.is_some() || self.gate_apart.is_some() {
             self.apply_gate(pass)?;
         }
-        let q = Row {
-            width: self.n_heads * self.head_dim,
-            ..q
-        };
+        let q = Row { width: values, ..q };
         let norm = self.output_norm.as_ref();
         pass.add_normed_product(norm, q, &self.output, post)?;
         let output = || product_bytes([&self.output]);
@@ -278,10 +308,27 @@ impl AttentionLayer {
         })
     }
 
+    /// Puts the heads' results together, without the zeros that values end with in the cache.
+    fn leave_out_rest(&self, pass: &Pass) -> Result<()> {
+        let b = &pass.tokens.buffers;
+        let (n, dim) = (self.n_heads * self.head_dim, self.value_dim);
+        let work = Work::even(pass.tokens.count, 50 + n as u64 / 8);
+        pass.phase(work, |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's.
+                let q = unsafe { b.q.part(t * b.sizes.q, n) };
+                for h in 0..self.n_heads {
+                    let from = h * self.head_dim;
+                    q.copy_within(from..from + dim, h * dim);
+                }
+            }
+        })
+    }
+
     /// Multiplies the heads' results by their gates.
     fn apply_gate(&self, pass: &Pass) -> Result<()> {
         let (b, isa) = (&pass.tokens.buffers, pass.tokens.isa());
-        let n = self.n_heads * self.head_dim;
+        let n = self.n_heads * self.value_dim;
         let bias = self
             .gate_apart
             .as_ref()
@@ -638,6 +685,11 @@ unsafe fn ready(
                 clip(layer, x);
                 Some(norm)
             }
+            Some(HeadNorm::Own(norms)) => {
+                add_bias(x, bias);
+                clip(layer, x);
+                Some(&norms[first / layer.head_dim])
+            }
             // By `norm_all_heads`.
             Some(HeadNorm::All(_)) => None,
         };
@@ -696,17 +748,28 @@ unsafe fn place<E: Element>(
         let Some([of_keys, of_values]) = &layer.kv else {
             return;
         };
-        let first = kv_head * dim;
-        let at = token * s.kv + first;
-        let (k, v) = (b.k.part(at, dim), b.v.part(at, dim));
+        let (first, row) = (kv_head * dim, token * s.kv);
+        let k = b.k.part(row + first, dim);
         let what = (of_keys, &layer.k_norm);
         ready(isa, layer, what, (first, &mut *k), table, scratch);
+        let value_dim = layer.value_dim;
+        let first = kv_head * value_dim;
+        let v = b.v.part(row + first, value_dim);
         let bias = of_values.bias.as_ref();
-        add_bias(v, bias.map(|b| &b[first..first + dim]));
+        add_bias(v, bias.map(|b| &b[first..first + value_dim]));
         clip(layer, v);
         if let Some(norm) = &layer.v_norm {
             norm.apply_in_place(isa, v, scratch);
         }
-        put(isa, head, position, k, v);
+        if layer.v_scale != 1.0 {
+            v.iter_mut().for_each(|v| *v *= layer.v_scale);
+        }
+        if value_dim == dim {
+            return put(isa, head, position, k, v);
+        }
+        let whole = &mut scratch[..dim];
+        whole[..value_dim].copy_from_slice(v);
+        whole[value_dim..].fill(0.0);
+        put(isa, head, position, k, whole);
     }
 }

@@ -153,6 +153,11 @@ impl Jobs {
                 Scoring::Softmax => 0,
                 Scoring::Sigmoid => 1,
                 Scoring::SoftmaxOfChosen => 2,
+                Scoring::SparseMixer { .. } => fail!(
+                    Unsupported,
+                    "tensor {}: experts that are weighed as SparseMixer does are not supported on a GPU; they are on a CPU",
+                    e.router.weight.name
+                ),
             },
             groups: match e.groups {
                 Some(g) => [g.n_groups as u8, g.n_used as u8, g.n_best as u8],

@@ -428,6 +428,32 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["phimoe"],
+        classes: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],
+        architecture: "phimoe",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[
+                ("block_sparse_moe.gate", "ffn_gate_inp"),
+                ("mlp.router", "ffn_gate_inp"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "default_rope_theta": 1e6, "num_local_experts": 16, "num_experts_per_tok": 2,
+                "router_jitter_noise": 0.01})
+        },
+        bias_flags: &["attention_bias"],
+        keys: |k| {
+            keys::phi3(k)?;
+            keys::experts(k)?;
+            k.set("router_jitter_noise", k.config.f32("router_jitter_noise")?);
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
         model_types: &["gpt2"],
         classes: &["GPT2LMHeadModel"],
         architecture: "gpt2",

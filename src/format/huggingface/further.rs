@@ -7,7 +7,7 @@ use super::families::{
 };
 use super::json::Config;
 use super::keys::{self, Keys, experts, qwen_experts};
-use super::{falcon_h1, gemma3n, latent, mamba1, mamba2, relatives};
+use super::{falcon_h1, gemma3n, latent, mamba1, mamba2, relatives, windowed};
 use crate::error::{Result, fail};
 use serde_json::json;
 
@@ -43,6 +43,9 @@ pub(super) const FURTHER: &[Family] = &[
     BITNET,
     HY_V3,
     MELLUM,
+    MIMO_V2,
+    GRANITE_SWA,
+    GRANITE_SWA_EXPERTS,
     Family {
         model_types: &["llama4_text", "llama4"],
         classes: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
@@ -438,13 +441,18 @@ pub(super) const FURTHER: &[Family] = &[
         model_types: &["cohere"],
         classes: &["CohereForCausalLM"],
         architecture: "command-r",
-        parts: &[ATTENTION, &[("input_layernorm", "attn_norm")], GATED],
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[("input_layernorm", "attn_norm")],
+            GATED,
+        ],
         layout: Layout::Same,
-        defaults: || json!({"layer_norm_eps": 1e-5, "logit_scale": 0.0625}),
+        defaults: || json!({"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "use_qk_norm": false}),
         tied: true,
         bias_flags: &["attention_bias"],
         keys: |k| {
-            k.refuse("use_qk_norm")?;
+            k.set("attention.qk_norm", k.config.flag("use_qk_norm")?);
             k.set("logit_scale", k.config.f32("logit_scale")?);
             k.set("rope.scaling.type", "none");
             Ok(())
@@ -549,6 +557,63 @@ const MELLUM: Family = Family {
     },
     bias_flags: &["attention_bias"],
     keys: relatives::mellum,
+    ..LLAMA
+};
+
+const GRANITE_SWA: Family = Family {
+    model_types: &["granite_swa"],
+    classes: &["GraniteSWAForCausalLM"],
+    architecture: "granite_swa",
+    parts: &[
+        ATTENTION,
+        PRE_NORMS,
+        GATED,
+        &[
+            ("self_attn.sinks", "attn_sinks.weight"),
+            ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+            ("block_sparse_moe.router", "ffn_gate_inp"),
+        ],
+    ],
+    defaults: || json!({"rms_norm_eps": 1e-5, "sliding_window": 128}),
+    tied: true,
+    keys: windowed::granite_swa,
+    ..LLAMA
+};
+
+const GRANITE_SWA_EXPERTS: Family = Family {
+    model_types: &["granitemoe_swa"],
+    classes: &["GraniteMoeSWAForCausalLM"],
+    defaults: || {
+        json!({"rms_norm_eps": 1e-6, "sliding_window": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "shared_intermediate_size": 0})
+    },
+    tied: false,
+    bias_flags: &["attention_bias"],
+    ..GRANITE_SWA
+};
+
+const MIMO_V2: Family = Family {
+    model_types: &["mimo_v2_flash"],
+    classes: &["MiMoV2FlashForCausalLM"],
+    architecture: "mimo2",
+    parts: &[
+        ATTENTION,
+        PRE_NORMS,
+        GATED,
+        &[
+            ("self_attn.sinks", "attn_sinks.weight"),
+            ("self_attn.attention_sink_bias", "attn_sinks.weight"),
+        ],
+        SIGMOID_ROUTER,
+    ],
+    layout: Layout::Same,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-5, "head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 4,
+            "n_routed_experts": 256, "num_experts_per_tok": 8, "norm_topk_prob": true, "n_group": 1, "topk_group": 1,
+            "moe_intermediate_size": 2048, "routed_scaling_factor": 1.0, "sliding_window": 129, "partial_rotary_factor": 0.334, "default_rope_theta": 5e6})
+    },
+    bias_flags: &["attention_bias"],
+    keys: windowed::mimo_v2,
     ..LLAMA
 };
 

@@ -46,6 +46,7 @@ mod stored;
 mod template;
 mod tensors;
 mod vocabulary;
+mod windowed;
 
 pub(super) use adapter::open_peft;
 pub(super) use files::Folder;

@@ -314,7 +314,7 @@ pub(super) fn cohere2_moe(k: &mut Keys) -> Result<()> {
 }
 
 /// Layers at the beginning that have no experts; all others must have them.
-fn leading_dense(k: &Keys) -> Result<u64> {
+pub(super) fn leading_dense(k: &Keys) -> Result<u64> {
     const TYPES: &str = "mlp_layer_types";
     const FIRST: &str = "first_k_dense_replace";
     let Some(types) = k.config.find_array(TYPES)? else {

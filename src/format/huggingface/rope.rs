@@ -203,7 +203,19 @@ fn scaling(keys: &mut Keys, rope: &Rope, theta: f64, n_rotated: u64) -> Result<V
             let original = rope.get(ORIGINAL)?;
             let context = rope.get("max_position_embeddings")?;
             let factor = rope.find("factor")?.unwrap_or(context / original);
-            let attention = match rope.find("attention_factor")? {
+            let own = match (rope.find("short_mscale")?, rope.find("long_mscale")?) {
+                (Some(short), Some(long)) if keys.architecture == "phimoe" => {
+                    if short != long {
+                        fail!(
+                            Unsupported,
+                            "config.json: short_mscale is {short}, but long_mscale is {long}; they must be the same"
+                        );
+                    }
+                    Some(short)
+                }
+                _ => rope.find("attention_factor")?,
+            };
+            let attention = match own {
                 Some(factor) => factor,
                 None if factor <= 1.0 => 1.0,
                 None => (1.0 + factor.ln() / original.ln()).sqrt(),

@@ -597,6 +597,8 @@ impl<'a> Folder<'a> {
                         "gemma3n" | "gemma4" => {
                             ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv))
                         }
+                        // Layers with and without a window differ in that.
+                        "mimo2" => part.starts_with("attn_sinks."),
                         // Layers with different mixers; what each needs is checked with the network.
                         "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe"
                         | "granitehybrid" | "jamba" => is_mixer(part),
@@ -673,7 +675,7 @@ fn biases(family: &Family, config: &Config) -> Result<Vec<(&'static str, &'stati
         let parts = parts.iter().filter(|part| family.part(part).is_some());
         // Families whose output has none, or by a flag of its own.
         let output = match family.architecture {
-            "chatglm" | "glm4" | "glm4moe" => true,
+            "chatglm" | "glm4" | "glm4moe" | "mimo2" => true,
             "seed_oss" => !config.flag("attention_out_bias")?,
             _ => false,
         };

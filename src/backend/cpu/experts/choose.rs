@@ -41,12 +41,12 @@ impl Routing {
         };
         let sum: f64 = match self.scoring {
             Scoring::Softmax => scores.iter().map(|s| exp(*s)).sum(),
-            Scoring::Sigmoid | Scoring::SoftmaxOfChosen => 1.0,
+            Scoring::Sigmoid | Scoring::SoftmaxOfChosen | Scoring::SparseMixer { .. } => 1.0,
         };
         let weight = |score: f32| match self.scoring {
             Scoring::Softmax => exp(score) / sum,
             Scoring::Sigmoid => sigmoid(score),
-            Scoring::SoftmaxOfChosen => f64::from(score),
+            Scoring::SoftmaxOfChosen | Scoring::SparseMixer { .. } => f64::from(score),
         };
         // The weights rise with the scores, so without a bias the scores do for choosing, unless sums
         // of them matter.
@@ -73,6 +73,12 @@ impl Routing {
         // Before the factor: of softmax over the chosen, or the weights as they are.
         let chosen = |id: u32| match self.scoring {
             Scoring::SoftmaxOfChosen => exp(score(id)),
+            Scoring::SparseMixer { jitter } => {
+                let before = ids.iter().copied().find(|other| {
+                    score(*other) > score(id) || (score(*other) == score(id) && *other < id)
+                });
+                sparse_mixer(scores, before, jitter)
+            }
             _ => weight(score(id)),
         };
         let total: f64 = match (self.scoring, self.normalize) {
@@ -83,7 +89,7 @@ impl Routing {
         let total = if total == 0.0 { 1.0 } else { total };
         let factor = f64::from(self.weight_scale) / total;
         let broken = scores.iter().any(|s| s.is_nan());
-        for (to, id) in weights.iter_mut().zip(ids) {
+        for (to, id) in weights.iter_mut().zip(ids.iter()) {
             *to = if broken {
                 f32::NAN
             } else {
@@ -93,6 +99,21 @@ impl Routing {
             };
         }
     }
+}
+
+/// The softmax of the largest score over those near it, all without that of the expert `taken`.
+fn sparse_mixer(scores: &[f32], taken: Option<u32>, jitter: f32) -> f64 {
+    let others = scores.iter().zip(0..);
+    let others = others.filter(|(_, id)| Some(*id) != taken).map(|(s, _)| *s);
+    let largest = others.clone().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = others
+        .map(|score| match (largest - score) / score.abs().max(largest) {
+            _ if score == largest => 1.0,
+            distance if distance > 2.0 * jitter => 0.0,
+            _ => (f64::from(score) - f64::from(largest)).exp(),
+        })
+        .sum();
+    1.0 / sum
 }
 
 /// Makes the keys of all groups but the best as small as can be; of equal groups, the first are
@@ -192,6 +213,30 @@ mod tests {
     }
 
     #[test]
+    fn sparse_mixers_share_among_near_scores() {
+        let routing = routing(Scoring::SparseMixer { jitter: 0.05 }, 5, 2);
+        let share = |near: &[f32]| 1.0 / near.iter().map(|d| (-d).exp()).sum::<f32>();
+        let close = |found: Vec<f32>, expected: [f32; 2]| {
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;
+            assert!(
+                found.iter().zip(&expected).all(near),
+                "{found:?} {expected:?}"
+            );
+        };
+        // Within a tenth of the largest are the second and the third; of the second, only the third.
+        let (ids, weights) = choose(&routing, &[1.0, 10.0, 9.25, 9.5, -10.0]);
+        assert_eq!(ids, [1, 3]);
+        close(weights, [share(&[0.0, 0.75, 0.5]), share(&[0.0, 0.25])]);
+        // Shares of what is below zero are of itself.
+        let (ids, weights) = choose(&routing, &[-8.0, -1.0, -1.05, -4.0, -4.5]);
+        assert_eq!(ids, [1, 2]);
+        close(weights, [share(&[0.0, 0.05]), 1.0]);
+        let (ids, weights) = choose(&routing, &[2.0, 2.0, 0.0, 2.0, 0.0]);
+        assert_eq!(ids, [0, 1]);
+        close(weights, [1.0 / 3.0, 0.5]);
+    }
+
+    #[test]
     fn of_equal_scores_the_smaller_index_wins() {
         let (ids, weights) = choose(&routing(Scoring::Sigmoid, 5, 3), &[0.0; 5]);
         assert_eq!((ids, weights), (vec![0, 1, 2], vec![0.5; 3]));
@@ -214,7 +259,12 @@ mod tests {
 
     #[test]
     fn scores_beyond_all_bounds_give_valid_experts() {
-        for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SoftmaxOfChosen] {
+        for scoring in [
+            Scoring::Softmax,
+            Scoring::Sigmoid,
+            Scoring::SoftmaxOfChosen,
+            Scoring::SparseMixer { jitter: 0.01 },
+        ] {
             for normalize in [false, true] {
                 let routing = Routing {
                     normalize,

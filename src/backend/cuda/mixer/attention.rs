@@ -78,6 +78,15 @@ impl Jobs {
             (a.chunk.is_some(), "attention within chunks"),
             (a.clip.is_some(), "a limit of queries, keys and values"),
             (offset, "a factor on the queries that begins with an offset"),
+            (
+                a.value_dim != a.head_dim,
+                "values of another size than keys",
+            ),
+            (a.value_scale != 1.0, "a factor on values"),
+            (
+                a.own_head_norms,
+                "norms of queries and keys with weights of each head",
+            ),
         ];
         if let Some((_, what)) = others.iter().find(|(is_there, _)| *is_there) {
             fail!(

@@ -1,0 +1,193 @@
+//! Keys of families whose layers with a window have sinks, and more that others don't: MiMo V2 and Granite with windows.
+
+use super::json::{Config, wrong};
+use super::keys::{Keys, experts, granite};
+use super::relatives::{leading_dense, sigmoid_experts};
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{Array, Value};
+
+/// A list of the config with a number for each layer, if it is there.
+fn per_layer<'a, T>(
+    k: &Keys<'a>,
+    key: &str,
+    expected: &str,
+    read: impl Fn(&'a serde_json::Value) -> Option<T>,
+) -> Result<Option<Vec<T>>> {
+    let Some(list) = k.config.find_array(key)? else {
+        return Ok(None);
+    };
+    if list.len() as u64 != k.n_layers {
+        let problem = format!(
+            "config.json: {key} has {} values, but num_hidden_layers is {}",
+            list.len(),
+            k.n_layers
+        );
+        return Err(Error::new(Status::InvalidModel, problem));
+    }
+    let value = |value| read(value).ok_or_else(|| wrong(key, value, expected));
+    list.iter().map(value).collect::<Result<_>>().map(Some)
+}
+
+/// 0 or 1 of each layer.
+fn flags(k: &Keys, key: &str) -> Result<Option<Vec<bool>>> {
+    per_layer(k, key, "a list of 0 and 1", |flag| match flag.as_u64() {
+        Some(0) => Some(false),
+        Some(1) => Some(true),
+        _ => None,
+    })
+}
+
+fn set_pattern(k: &mut Keys, key: &str, pattern: Vec<bool>) {
+    k.set(key, Value::Array(Array::Bool(pattern)));
+}
+
+/// Granite with windows, in all layers but every fourth, unless the config says otherwise.
+pub(super) fn granite_swa(k: &mut Keys) -> Result<()> {
+    granite(k)?;
+    k.copy_size("sliding_window", "attention.sliding_window")?;
+    let windowed = k.windowed(|layer| !layer.is_multiple_of(4))?;
+    set_pattern(k, "attention.sliding_window_pattern", windowed);
+    if k.count("num_local_experts")? > 0 {
+        experts(k)?;
+        let shared = k.count("shared_intermediate_size")?;
+        if shared > 0 {
+            k.set("expert_shared_feed_forward_length", shared);
+        }
+    }
+    let rotated = match rotated_by_base(k)? {
+        None => flags(k, "no_rope_layers")?,
+        found => found,
+    };
+    if let Some(rotated) = rotated.filter(|rotated| rotated.contains(&false)) {
+        set_pattern(k, "attention.rope_pattern", rotated);
+    }
+    Ok(())
+}
+
+/// Which layers rotate by the base of each, which is 0 in those that don't. Sets that of the others.
+fn rotated_by_base(k: &mut Keys) -> Result<Option<Vec<bool>>> {
+    const KEY: &str = "layer_rope_theta";
+    let bases = per_layer(k, KEY, "a list of numbers, 0 or above", |base| {
+        base.as_f64().filter(|base| (0.0..1e30).contains(base))
+    })?;
+    let Some(bases) = bases else {
+        return Ok(None);
+    };
+    let rotated: Vec<bool> = bases.iter().map(|base| *base > 0.0).collect();
+    let mut positive = bases.into_iter().filter(|base| *base > 0.0);
+    if let Some(base) = positive.next() {
+        if let Some(other) = positive.find(|other| *other != base) {
+            fail!(
+                Unsupported,
+                "config.json: {KEY} has {base} and {other}; layers that rotate must have the same"
+            );
+        }
+        let parameters = k.config.nested("rope_parameters")?;
+        let usual = Config::from(serde_json::Map::new());
+        let parameters = parameters.unwrap_or(usual);
+        let kind = parameters.find_str("rope_type")?.unwrap_or("default");
+        let theta = parameters
+            .find("rope_theta")
+            .or(k.config.find("rope_theta"));
+        let theta = theta.and_then(serde_json::Value::as_f64);
+        if kind != "default" && theta != Some(base) {
+            fail!(
+                Unsupported,
+                "config.json: {KEY} has {base}, which is not rope_theta, beside a rope_type of {kind:?}"
+            );
+        }
+        k.set("rope.freq_base", base as f32);
+    }
+    Ok(Some(rotated))
+}
+
+/// MiMo V2, as it is published, and as transformers writes it.
+pub(super) fn mimo_v2(k: &mut Keys) -> Result<()> {
+    const KV_HEADS: &str = "num_key_value_heads";
+    sigmoid_experts(k)?;
+    let windowed = match flags(k, "hybrid_layer_pattern")? {
+        Some(windowed) => windowed,
+        None => k.windowed(|layer| layer > 0 && !(layer + 1).is_multiple_of(6))?,
+    };
+    let heads = k.config.size(&[KV_HEADS])?;
+    let of_windowed = match k.config.find_size("swa_num_key_value_heads")? {
+        Some(heads) => heads,
+        None => 2 * heads,
+    };
+    let heads = windowed.iter().map(|windowed| match *windowed {
+        true => of_windowed as i64,
+        false => heads as i64,
+    });
+    let heads = Value::Array(Array::I64(heads.collect()));
+    k.set("attention.head_count_kv", heads);
+    // What its reference sees is so many positions and that of the query.
+    let window = match k.config.find_size("sliding_window_size")? {
+        Some(size) => size + 1,
+        None => k.config.size(&["sliding_window"])?,
+    };
+    k.set("attention.sliding_window", window);
+    set_pattern(k, "attention.sliding_window_pattern", windowed);
+    k.copy_size("v_head_dim", "attention.value_length")?;
+    for (key, usual) in [
+        ("swa_num_attention_heads", "num_attention_heads"),
+        ("swa_head_dim", "head_dim"),
+        ("swa_v_head_dim", "v_head_dim"),
+    ] {
+        if let Some(own) = k.config.find_size(key)?
+            && own != k.config.size(&[usual])?
+        {
+            fail!(
+                Unsupported,
+                "config.json: {key} is {own}, which is not {usual}"
+            );
+        }
+    }
+    if let Some(eps) = k.config.find_f32("layernorm_epsilon")? {
+        k.set("attention.layer_norm_rms_epsilon", eps);
+    }
+    if let Some(scale) = k.config.find_f32("attention_value_scale")? {
+        k.set("attention.value_scale", scale);
+    }
+    if let Some(base) = k.config.find_f32("swa_rope_theta")? {
+        k.set("rope.freq_base_swa", base);
+    }
+    rotated_share(k)?;
+    let dense = match k.config.find("moe_layer_freq") {
+        Some(list) if list.is_array() => {
+            let sparse = flags(k, "moe_layer_freq")?.unwrap_or_default();
+            let dense = sparse.iter().take_while(|sparse| !**sparse).count();
+            if sparse[dense..].contains(&false) {
+                fail!(
+                    Unsupported,
+                    "config.json: moe_layer_freq has layers without experts behind one with them, which is not supported"
+                );
+            }
+            dense as u64
+        }
+        _ => leading_dense(k)?,
+    };
+    k.set("leading_dense_block_count", dense);
+    Ok(())
+}
+
+/// `Unsupported` if layers with a window rotate another share of a head than those without.
+fn rotated_share(k: &Keys) -> Result<()> {
+    const KEY: &str = "partial_rotary_factor";
+    let Some(parameters) = k.config.nested("rope_parameters")? else {
+        return Ok(());
+    };
+    let share = |kind: &str| -> Result<Option<f32>> {
+        match parameters.nested(kind)? {
+            Some(own) => own.find_f32(KEY),
+            None => Ok(None),
+        }
+    };
+    let (full, windowed) = (share("full_attention")?, share("sliding_attention")?);
+    if full != windowed {
+        fail!(
+            Unsupported,
+            "config.json: {KEY} of layers with a window differs from that of the others"
+        );
+    }
+    Ok(())
+}
