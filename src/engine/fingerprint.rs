@@ -123,6 +123,9 @@ impl Fingerprint {
         if a.own_head_norms {
             self.number(3);
         }
+        if a.softplus_gate {
+            self.number(4);
+        }
         if let Some(temperature) = &a.temperature {
             self.float(temperature.scale);
             self.float(temperature.length);

@@ -30,6 +30,8 @@ pub struct BaseShape {
     pub n_heads: usize,
     /// Key and value heads, likewise.
     pub n_kv_heads: usize,
+    /// Whether it has experts.
+    pub has_experts: bool,
     /// Whether weights are multiplied by factors that the folder's are not, or other parts of the order
     /// of rows differ that adapters from folders would have to follow.
     pub folds: bool,
@@ -55,6 +57,7 @@ impl BaseShape {
         };
         Ok(BaseShape {
             folds: architecture == "falcon-h1",
+            has_experts: size("expert_count") > 0,
             architecture,
             head_dim,
             n_heads,
@@ -92,6 +95,34 @@ pub struct AdapterPair {
 }
 
 impl AdapterPair {
+    /// The pairs of the upper half of the rows, for the same tensor, and of the lower half, for this one.
+    pub(super) fn halves(mut self, lower: String) -> Result<[AdapterPair; 2]> {
+        if !self.outputs.is_multiple_of(2) {
+            fail!(
+                ShapeMismatch,
+                "tensor {} has {} rows; it must have as many for {} as for {lower}",
+                self.names[1],
+                self.outputs,
+                self.target
+            );
+        }
+        self.outputs /= 2;
+        let len = self.outputs * self.rank;
+        let mut a = try_vec(self.a.len(), 0.0, "an adapter")?;
+        a.copy_from_slice(&self.a);
+        let mut b = try_vec(len, 0.0, "an adapter")?;
+        b.copy_from_slice(&self.b[len..]);
+        self.b.truncate(len);
+        let lower = AdapterPair {
+            target: lower,
+            names: self.names.clone(),
+            a,
+            b,
+            ..self
+        };
+        Ok([self, lower])
+    }
+
     /// The error about a matrix of the model that has another shape.
     pub fn misfit(&self, inputs: usize, outputs: usize) -> Error {
         let message = format!(

@@ -47,6 +47,8 @@ pub(super) enum Windows {
     Everywhere,
     /// Every n-th layer sees the whole context, the others a window.
     ButEvery(usize),
+    /// The same with the first of as many layers.
+    ButFirstOf(usize),
 }
 
 impl<'a> Decoder<'a> {
@@ -80,7 +82,14 @@ impl<'a> Decoder<'a> {
         let source = Source::new(file, architecture);
         let n_layers = n_layers(&source)?;
         let hidden = source.size("embedding_length")?;
-        let n_heads = source.uniform_size(HEADS, n_layers)?;
+        let n_heads = match architecture {
+            // As many as in the layer with the most of them.
+            "laguna" => {
+                let sizes = source.sizes(HEADS, n_layers)?;
+                sizes.into_iter().max().unwrap_or(1)
+            }
+            _ => source.uniform_size(HEADS, n_layers)?,
+        };
         let n_kv_heads = kv_heads(&source, KV_HEADS, n_layers)?.unwrap_or(n_heads);
         if !n_heads.is_multiple_of(n_kv_heads) {
             let problem = format!("is {n_kv_heads}, which does not divide the {n_heads} heads");
@@ -362,6 +371,10 @@ impl<'a> Decoder<'a> {
             None => match family {
                 Windows::Everywhere => vec![true; self.n_layers],
                 Windows::ButEvery(n) => (0..self.n_layers).map(but_every(n)).collect(),
+                Windows::ButFirstOf(n) => {
+                    let local = |layer: usize| !layer.is_multiple_of(n);
+                    (0..self.n_layers).map(local).collect()
+                }
             },
         };
         let windows = local[..self.n_layers].iter();
@@ -424,14 +437,25 @@ impl<'a> Decoder<'a> {
     pub(super) fn attention_with(
         &self,
         layer: usize,
+        matrices: [Linear; 3],
+        rope: Option<&Rope>,
+    ) -> Result<Attention> {
+        self.attention_of(layer, (self.n_heads, self.n_kv_heads), matrices, rope)
+    }
+
+    /// The same with so many heads, and heads of keys.
+    pub(super) fn attention_of(
+        &self,
+        layer: usize,
+        (n_heads, n_kv_heads): (usize, usize),
         [q, k, v]: [Linear; 3],
         rope: Option<&Rope>,
     ) -> Result<Attention> {
         let output = format!("blk.{layer}.attn_output");
-        let values = self.n_heads * self.value_dim;
+        let values = n_heads * self.value_dim;
         Ok(Attention {
-            n_heads: self.n_heads,
-            n_kv_heads: self.n_kv_heads,
+            n_heads,
+            n_kv_heads,
             head_dim: self.head_dim,
             value_dim: self.value_dim,
             q,
@@ -439,6 +463,7 @@ impl<'a> Decoder<'a> {
             v,
             gated: false,
             gate: None,
+            softplus_gate: false,
             output: self.source.linear(&output, values, self.hidden)?,
             output_norm: None,
             q_norm: None,

@@ -236,6 +236,7 @@ impl Layers {
             v,
             gated: false,
             gate: None,
+            softplus_gate: false,
             output: source.linear(&name(layer, "attn_output"), q_len, hidden)?,
             output_norm: None,
             q_norm: d.norm_of(layer, "attn_q_norm", *head_dim)?,

@@ -44,8 +44,8 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             n_kv_heads[i] * d.head_dim,
             n_kv_heads[i] * d.value_dim,
         ];
-        let mut attention = d.attention_with(i, d.qkv(i, lens)?, Some(rope))?;
-        attention.n_kv_heads = n_kv_heads[i];
+        let heads = (d.n_heads, n_kv_heads[i]);
+        let mut attention = d.attention_of(i, heads, d.qkv(i, lens)?, Some(rope))?;
         attention.window = windows[i];
         attention.value_scale = value_scale.unwrap_or(1.0);
         if has_sinks[usize::from(!windowed)] {

@@ -31,6 +31,7 @@ mod granite;
 mod hunyuan;
 mod hybrid;
 mod jamba;
+mod laguna;
 mod lfm2;
 mod llama;
 mod llama4;
@@ -134,6 +135,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("jamba", jamba::describe),
     ("jina-bert-v2", bert::jina_bert_v2),
     ("jina-bert-v3", bert::jina_bert_v3),
+    ("laguna", laguna::describe),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::experts),
     ("llama", llama::describe),

@@ -871,8 +871,10 @@ pub struct Attention {
     /// Whether `q` has, of each head, the rows of the query and then as many of a gate, by whose sigmoid
     /// the head's result is multiplied.
     pub gated: bool,
-    /// The gates where they are apart, `n_heads * value_dim` rows. Not if `gated`.
+    /// The gates where they are apart, `n_heads * value_dim` rows, or a row for each head. Not if `gated`.
     pub gate: Option<Linear>,
+    /// Whether the gates apart are factors by their softplus and not by their sigmoid.
+    pub softplus_gate: bool,
     /// `hidden` x `n_heads * value_dim`.
     pub output: Linear,
     /// Norm of the heads' results, all together, before `output`.

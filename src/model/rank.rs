@@ -131,10 +131,11 @@ fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
     attention.q = rows_of(&attention.q, of(&heads, q_rows));
     attention.k = rows_of(&attention.k, of(&kv_heads, head_dim));
     attention.v = rows_of(&attention.v, of(&kv_heads, value_dim));
-    attention.gate = attention
-        .gate
-        .as_ref()
-        .map(|gate| rows_of(gate, of(&heads, value_dim)));
+    let n_heads = attention.n_heads;
+    attention.gate = attention.gate.as_ref().map(|gate| {
+        let each = gate.weight.rows() / n_heads;
+        rows_of(gate, of(&heads, each))
+    });
     attention.output = columns_of(&attention.output, of(&heads, value_dim), rank)?;
     if attention.own_head_norms {
         for (norm, heads) in [

@@ -510,8 +510,15 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
     });
     let mut mixed: Rows = mixed.collect();
     if let Some(gates) = gates {
-        for (x, gate) in mixed.iter_mut().flatten().zip(gates.iter().flatten()) {
-            *x /= 1.0 + (-gate).exp();
+        for (x, gates) in mixed.iter_mut().zip(&gates) {
+            let each = x.len() / gates.len();
+            for (x, gate) in x.chunks_mut(each).zip(gates) {
+                let factor = match a.softplus_gate {
+                    true => gate.exp().ln_1p(),
+                    false => 1.0 / (1.0 + (-gate).exp()),
+                };
+                x.iter_mut().for_each(|x| *x *= factor);
+            }
         }
     }
     linear(&a.output, &norm(a.output_norm.as_ref(), &mixed))

@@ -112,14 +112,30 @@ fn logits_are_those_of_peft() {
 /// A model has rows of queries and keys in an order that a folder's adapter has to follow, also where nothing is rotated.
 #[test]
 fn adapters_of_folders_follow_the_order_of_rows_without_rotations() {
+    same_as_merged("nemotron_h", &[".q_proj.weight", ".k_proj.weight"], 2);
+}
+
+/// Granite 4 calls what all tokens go through a shared part, whether there are experts or not, and has gate and up in one matrix.
+#[test]
+fn adapters_of_shared_parts_are_of_two_matrices() {
+    let parts = [
+        ".shared_mlp.input_linear.weight",
+        ".shared_mlp.output_linear.weight",
+    ];
+    for name in ["granite_hybrid", "granite_hybrid_moe"] {
+        same_as_merged(name, &parts, 8);
+    }
+}
+
+/// A folder's adapter for these matrices of a family, as many as that, does what their sums would.
+fn same_as_merged(name: &str, parts: &[&str], count: usize) {
     const RANK: usize = 2;
     const ALPHA: f32 = 3.0;
-    let name = "nemotron_h";
     let mut random = Random::new(11, "rows");
     let mut merged = Folder::family(name);
     let mut pairs = BTreeMap::new();
     let matrices = merged.tensors.keys();
-    let wanted = |n: &&String| n.ends_with(".q_proj.weight") || n.ends_with(".k_proj.weight");
+    let wanted = |n: &&String| parts.iter().any(|part| n.ends_with(part));
     for matrix in matrices.filter(wanted).cloned().collect::<Vec<_>>() {
         let stored = &merged.tensors[&matrix];
         let [rows, columns] = stored.shape[..] else {
@@ -150,9 +166,9 @@ fn adapters_of_folders_follow_the_order_of_rows_without_rotations() {
         let sum = Stored::f32(&[rows, columns], &values);
         merged.tensors.insert(matrix, sum);
     }
-    assert_eq!(pairs.len(), 4);
+    assert_eq!(pairs.len(), 2 * count);
     let dir = TempDir::new("rows");
-    let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj", "k_proj"]});
+    let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA});
     dir.file("adapter_config.json", config.to_string().as_bytes());
     dir.file("adapter_model.safetensors", &safetensors(&pairs));
     let sum = TempDir::new("sum");

@@ -17,3 +17,4 @@ mod packed;
 mod quantize;
 mod ranks;
 mod safetensors;
+mod variants;

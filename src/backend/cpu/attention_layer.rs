@@ -11,6 +11,7 @@ use super::matmul::Isa;
 use super::pass::{Pass, Places, Post, Rows as Row, Tokens};
 use super::pool::Work;
 use super::profile::{attention_bytes, product_bytes};
+use super::recurrence::{sigmoid, softplus};
 use super::rows::{ROWS, Rows, Scores, tokens_per_block};
 use super::texts::{TextBlock, Texts};
 use super::token::Buffers;
@@ -54,6 +55,7 @@ pub(super) struct AttentionLayer {
     gate: Option<Gate>,
     /// Gates whose rows are apart from those of the queries.
     gate_apart: Option<Product>,
+    softplus_gate: bool,
     /// Whether a position sees none behind it.
     causal: bool,
 }
@@ -182,6 +184,7 @@ impl AttentionLayer {
                 Some(gate) => Some(product(gate, isa)?),
                 None => None,
             },
+            softplus_gate: a.softplus_gate,
             causal: a.causal,
         })
     }
@@ -247,7 +250,9 @@ impl AttentionLayer {
         let kv = [(b.k, self.head_dim), (b.v, self.value_dim)]
             .map(|(span, each)| row(span, self.n_kv_heads * each, b.sizes.kv));
         let values = self.n_heads * self.value_dim;
-        let gates = row(b.gate, values, b.sizes.n_ff);
+        let apart = self.gate_apart.as_ref();
+        let n_gates = apart.map_or(values, |gate| gate.matrix.rows());
+        let gates = row(b.gate, n_gates, b.sizes.n_ff);
         match (&self.kv, &self.gate_apart) {
             (Some([k, v]), None) => pass.products([&self.q, k, v], [q, kv[0], kv[1]])?,
             (Some([k, v]), Some(gate)) => {
@@ -329,22 +334,37 @@ impl AttentionLayer {
     fn apply_gate(&self, pass: &Pass) -> Result<()> {
         let (b, isa) = (&pass.tokens.buffers, pass.tokens.isa());
         let n = self.n_heads * self.value_dim;
-        let bias = self
-            .gate_apart
-            .as_ref()
-            .and_then(|gate| gate.bias.as_deref());
+        let apart = self.gate_apart.as_ref();
+        let bias = apart.and_then(|gate| gate.bias.as_deref());
+        let n_gates = apart.map_or(n, |gate| gate.matrix.rows());
+        let usual = n_gates == n && !self.softplus_gate;
         let work = Work::even(pass.tokens.count, 50 + n as u64);
         pass.phase(work, |_, range| {
             for t in range {
                 // SAFETY: each token is one thread's. The weights' instruction set is the processor's.
                 unsafe {
                     let out = b.q.part(t * b.sizes.q, n);
-                    let gates = b.gate.part(t * b.sizes.n_ff, n);
+                    let gates = b.gate.part(t * b.sizes.n_ff, n_gates);
                     add_bias(gates, bias);
-                    mul_sigmoid(isa, out, gates);
+                    match usual {
+                        true => mul_sigmoid(isa, out, gates),
+                        false => self.mul_gates(out, gates),
+                    }
                 }
             }
         })
+    }
+
+    /// Multiplies a token's results by gates of elements or heads, in plain code: its bits are the same on every instruction set.
+    fn mul_gates(&self, out: &mut [f32], gates: &[f32]) {
+        let each = out.len() / gates.len();
+        for (out, gate) in out.chunks_exact_mut(each).zip(gates) {
+            let factor = match self.softplus_gate {
+                true => softplus(*gate),
+                false => sigmoid(*gate),
+            };
+            out.iter_mut().for_each(|out| *out *= factor);
+        }
     }
 
     /// Nanoseconds of a KV head's attention for one token at a position.

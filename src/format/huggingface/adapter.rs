@@ -109,7 +109,11 @@ fn pairs(
         if let Some((outputs, name)) = halves.outputs() {
             target.check(outputs, name, base)?;
         }
-        pairs.push(halves.pair(target.name, other, scale, |row| order.source(row))?);
+        let pair = halves.pair(target.name, other, scale, |row| order.source(row))?;
+        match target.lower {
+            Some(lower) => pairs.extend(pair.halves(lower)?),
+            None => pairs.push(pair),
+        }
     }
     // Two spellings of one module.
     pairs.sort_unstable_by(|a, b| a.target.cmp(&b.target));
@@ -153,6 +157,8 @@ fn module_and_half(name: &str) -> Result<(&str, usize)> {
 struct Module {
     name: String,
     order: Order,
+    /// The tensor that has the lower half of the rows, where there are two.
+    lower: Option<String>,
 }
 
 impl Module {
@@ -175,6 +181,7 @@ impl Module {
                 Some(gguf) => Ok(Module {
                     name: format!("{gguf}.weight"),
                     order: Order::Same,
+                    lower: None,
                 }),
                 None => Err(unknown("is not known")),
             };
@@ -188,6 +195,7 @@ impl Module {
                 "output" => Ok(Module {
                     name: "output.weight".to_owned(),
                     order: Order::Same,
+                    lower: None,
                 }),
                 "token_embd" => Err(of_embedding(module)),
                 _ => Err(unknown("is no matrix that can have an adapter")),
@@ -198,6 +206,16 @@ impl Module {
         };
         if part.contains(".experts") {
             return Err(unknown("is of experts, which cannot have adapters"));
+        }
+        if base.architecture.starts_with("granite")
+            && let Some((upper, lower)) = of_granite(part, base.has_experts)
+        {
+            let name = |part: &str| format!("blk.{layer}.{part}.weight");
+            return Ok(Module {
+                name: name(upper),
+                order: Order::Same,
+                lower: lower.map(name),
+            });
         }
         let found = families
             .iter()
@@ -223,6 +241,7 @@ impl Module {
         Ok(Module {
             name: format!("blk.{layer}.{gguf}.weight"),
             order,
+            lower: None,
         })
     }
 
@@ -247,6 +266,17 @@ impl Module {
             );
         }
         Ok(())
+    }
+}
+
+/// What the feed-forward part for all tokens is in GGUF: a matrix, or that of the upper half of the rows and that of the lower.
+fn of_granite(part: &str, has_experts: bool) -> Option<(&'static str, Option<&'static str>)> {
+    match (part, has_experts) {
+        ("shared_mlp.input_linear", false) => Some(("ffn_gate", Some("ffn_up"))),
+        ("shared_mlp.input_linear", true) => Some(("ffn_gate_shexp", Some("ffn_up_shexp"))),
+        ("shared_mlp.output_linear", false) => Some(("ffn_down", None)),
+        ("shared_mlp.output_linear", true) => Some(("ffn_down_shexp", None)),
+        _ => None,
     }
 }
 

@@ -44,6 +44,7 @@ pub(super) const FURTHER: &[Family] = &[
     HY_V3,
     MELLUM,
     MIMO_V2,
+    LAGUNA,
     GRANITE_SWA,
     GRANITE_SWA_EXPERTS,
     Family {
@@ -590,6 +591,40 @@ const GRANITE_SWA_EXPERTS: Family = Family {
     tied: false,
     bias_flags: &["attention_bias"],
     ..GRANITE_SWA
+};
+
+const LAGUNA: Family = Family {
+    model_types: &["laguna"],
+    classes: &["LagunaForCausalLM"],
+    architecture: "laguna",
+    parts: &[
+        ATTENTION,
+        HEAD_NORMS,
+        PRE_NORMS,
+        GATED,
+        SHARED_EXPERTS,
+        SIGMOID_ROUTER,
+        &[
+            ("self_attn.g_proj", "attn_gate"),
+            ("mlp.experts.e_score_correction_bias", "exp_probs_b.bias"),
+            ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ],
+    ],
+    layout: Layout::Same,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-6, "head_dim": 128, "num_key_value_heads": 8, "num_experts": 256,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "sliding_window": 512, "moe_routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        }})
+    },
+    bias_flags: &["attention_bias"],
+    keys: windowed::laguna,
+    ..LLAMA
 };
 
 const MIMO_V2: Family = Family {

@@ -30,7 +30,12 @@ const NAMES: &[(&str, &[&str])] = &[
     ("vocab_size", &["vocab_size"]),
     (
         "attention.head_count",
-        &["num_attention_heads", "n_head", "n_heads"],
+        &[
+            "num_attention_heads_per_layer",
+            "num_attention_heads",
+            "n_head",
+            "n_heads",
+        ],
     ),
     (
         "attention.head_count_kv",
@@ -43,7 +48,7 @@ const NAMES: &[(&str, &[&str])] = &[
         &["hidden_size_per_layer_input"],
     ),
     ("attention.key_length", &["head_dim"]),
-    ("attention.value_length", &["head_dim"]),
+    ("attention.value_length", &["v_head_dim", "head_dim"]),
     (
         "feed_forward_length",
         &[
@@ -69,7 +74,11 @@ const NAMES: &[(&str, &[&str])] = &[
     ("attention.sliding_window", &["sliding_window"]),
     (
         "attention.sliding_window_pattern",
-        &["layer_types", "sliding_window_pattern"],
+        &[
+            "hybrid_layer_pattern",
+            "layer_types",
+            "sliding_window_pattern",
+        ],
     ),
     (
         "attention.rope_pattern",
@@ -172,7 +181,13 @@ const NAMES: &[(&str, &[&str])] = &[
         ],
     ),
     ("rope.freq_base", &["rope_theta", "rope_parameters"]),
-    ("rope.freq_base_swa", &["rope_local_base_freq"]),
+    (
+        "rope.freq_base_swa",
+        &["rope_local_base_freq", "swa_rope_theta", "rope_parameters"],
+    ),
+    ("rope.dimension_count_swa", &["rope_parameters"]),
+    ("attention.value_scale", &["attention_value_scale"]),
+    ("router_jitter_noise", &["router_jitter_noise"]),
     (
         "rope.dimension_count",
         &["partial_rotary_factor", "rotary_pct", "head_dim"],

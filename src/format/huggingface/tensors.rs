@@ -273,7 +273,9 @@ impl<'a> Folder<'a> {
                 for (part, tensor) in parts {
                     insert(&mut tensors, format!("blk.{layer}.{part}"), tensor)?;
                 }
-            } else if let Some(part) = of_experts(part) {
+            } else if let Some(part) = of_experts(part)
+                && self.family.part(&format!("mlp.experts.{part}")).is_none()
+            {
                 if !experts.add(self, layer, part, end, stored, &mut tensors)? {
                     return Err(self.unknown(full));
                 }

@@ -170,6 +170,57 @@ pub(super) fn mimo_v2(k: &mut Keys) -> Result<()> {
     Ok(())
 }
 
+/// Laguna: windows where the list of layers has them, and as many heads in each layer as that has.
+pub(super) fn laguna(k: &mut Keys) -> Result<()> {
+    const HEADS: &str = "num_attention_heads_per_layer";
+    experts(k)?;
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    let shared = "shared_expert_intermediate_size";
+    k.copy_size(shared, "expert_shared_feed_forward_length")?;
+    let scale = k.config.f32("moe_routed_scaling_factor")?;
+    k.set("expert_weights_scale", scale);
+    k.set("expert_weights_norm", true);
+    k.set("expert_gating_func", 2u32);
+    k.set("leading_dense_block_count", leading_dense(k)?);
+    k.refuse("moe_apply_router_weight_on_input")?;
+    let cap = k.config.find_f32("moe_router_logit_softcapping")?;
+    if let Some(cap) = cap.filter(|cap| *cap > 0.0) {
+        fail!(
+            Unsupported,
+            "config.json: moe_router_logit_softcapping is {cap}; only 0 is supported"
+        );
+    }
+    let size = |value: &serde_json::Value| value.as_i64().filter(|n| (1..1 << 31).contains(n));
+    if let Some(heads) = per_layer(k, HEADS, "a list of numbers of heads", size)? {
+        k.set("attention.head_count", Value::Array(Array::I64(heads)));
+    }
+    let windowed = k.windowed(|_| false)?;
+    if windowed.contains(&true) {
+        k.copy_size("sliding_window", "attention.sliding_window")?;
+        set_pattern(k, "attention.sliding_window_pattern", windowed);
+    }
+    let parameters = k.config.nested("rope_parameters")?;
+    let local = match &parameters {
+        Some(parameters) => parameters.nested("sliding_attention")?,
+        None => None,
+    };
+    if let Some(local) = local {
+        if let Some(kind) = local
+            .find_str("rope_type")?
+            .filter(|kind| *kind != "default")
+        {
+            fail!(
+                Unsupported,
+                "config.json: rope_type of layers with a window is {kind:?}; only default is supported"
+            );
+        }
+        let share = local.find_f32("partial_rotary_factor")?.unwrap_or(1.0);
+        let rotated = (k.head_dim as f32 * share) as u64;
+        k.set("rope.dimension_count_swa", rotated);
+    }
+    Ok(())
+}
+
 /// `Unsupported` if layers with a window rotate another share of a head than those without.
 fn rotated_share(k: &Keys) -> Result<()> {
     const KEY: &str = "partial_rotary_factor";

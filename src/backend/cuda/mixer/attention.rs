@@ -83,6 +83,13 @@ impl Jobs {
                 "values of another size than keys",
             ),
             (a.value_scale != 1.0, "a factor on values"),
+            (a.softplus_gate, "a gate by softplus"),
+            (
+                a.gate
+                    .as_ref()
+                    .is_some_and(|gate| gate.weight.rows() != a.n_heads * a.value_dim),
+                "a gate for each head",
+            ),
             (
                 a.own_head_norms,
                 "norms of queries and keys with weights of each head",

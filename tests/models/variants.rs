@@ -1,0 +1,590 @@
+//! Families that others become with a few tensors or keys more: against the plain evaluation of their networks, as GGUF files and as
+//! folders.
+
+use crate::common::convert::converted;
+use crate::common::edit::{Edited, EditedTensor};
+use crate::common::families::open_family;
+use crate::common::folder::{Folder, Stored};
+use crate::common::reference_llama;
+use crate::common::tiny::Random;
+use crate::common::work::Driven;
+use emberlm::Status;
+use emberlm::backend::cpu::CpuWeights;
+use emberlm::backend::{KvType, Weights};
+use emberlm::format::{Array, ModelFile, Value, WeightType};
+use emberlm::model::{Mixer, Network, Scoring};
+use emberlm::quant::TensorType;
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+const N_TOKENS: usize = 40;
+const LAYERS: usize = 2;
+
+/// A GGUF file and a folder of the same model.
+struct Both {
+    file: Edited,
+    folder: Folder,
+}
+
+/// So many numbers around `center`.
+fn numbers(name: &str, len: usize, center: f32) -> Vec<f32> {
+    let mut random = Random::new(9, name);
+    (0..len)
+        .map(|_| center + 0.4 * random.signed_unit())
+        .collect()
+}
+
+impl Both {
+    /// Those of a family, by another architecture's name and another `model_type`.
+    fn of(family: &str, architecture: &str, model_type: &str, class: &str) -> Both {
+        let mut file = Edited::of(&converted(&open_family(family), TensorType::F32));
+        file.rename(architecture);
+        let mut folder = Folder::family(family);
+        folder.set("model_type", json!(model_type));
+        folder.set("architectures", json!([class]));
+        Both { file, folder }
+    }
+
+    /// Adds or replaces a tensor of each layer, of this shape as GGUF has it.
+    fn set(&mut self, gguf: &str, folder: &str, dims: &[usize], center: f32) {
+        for layer in 0..LAYERS {
+            self.set_one(
+                &format!("blk.{layer}.{gguf}"),
+                &format!("model.layers.{layer}.{folder}"),
+                dims,
+                center,
+            );
+        }
+    }
+
+    fn set_one(&mut self, gguf: &str, folder: &str, dims: &[usize], center: f32) {
+        let values = numbers(gguf, dims.iter().product(), center);
+        let tensor = EditedTensor {
+            ty: TensorType::F32,
+            dims: dims.to_vec(),
+            bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
+        self.file.tensors.insert(gguf.into(), tensor);
+        let shape: Vec<usize> = dims.iter().rev().copied().collect();
+        let stored = Stored::f32(&shape, &values);
+        self.folder.tensors.insert(folder.into(), stored);
+    }
+
+    /// Takes a part of all layers away.
+    fn remove(&mut self, gguf: &str, folder: &str) {
+        self.file.tensors.retain(|name, _| !name.ends_with(gguf));
+        self.folder
+            .tensors
+            .retain(|name, _| !name.ends_with(folder));
+    }
+
+    fn network_of_folder(&self) -> Network {
+        let file = self.folder.open().unwrap();
+        let file = file.with_weights(WeightType::F32).unwrap();
+        file.make(1, &mut |_| Ok(())).unwrap();
+        Network::from_file(&file).unwrap()
+    }
+
+    /// Compares all logits of both with the plain evaluation, and those of a folder to the bit with the file's where rows are in the
+    /// same order. Returns the network of the file.
+    fn check(&self, architecture: &str, same_order: bool) -> Network {
+        let of_file = Network::from_file(&self.file.open()).unwrap();
+        let bits = agrees(&of_file);
+        let of_folder = self.network_of_folder();
+        assert_eq!(of_folder.architecture, architecture);
+        assert_eq!(of_file.architecture, architecture);
+        assert!(agrees(&of_folder) == bits || !same_order);
+        of_file
+    }
+
+    /// What is wrong with the file, and with the folder, without these of their tensors.
+    fn without(&self, gguf: &str, folder: &str) {
+        let mut file = self.file.clone();
+        file.tensors.remove(gguf).unwrap();
+        let e = Network::from_file(&file.open()).unwrap_err();
+        assert_eq!(e.status, Status::MissingTensor, "{e}");
+        assert!(e.message.contains(gguf), "{e}");
+        let mut without = self.folder.clone();
+        without.tensors.remove(folder).unwrap();
+        let e = match without.open() {
+            Ok(file) => Network::from_file(&file).unwrap_err(),
+            Err(e) => e,
+        };
+        assert_eq!(e.status, Status::MissingTensor, "{e}");
+    }
+
+    /// The error of the file with a key of its architecture changed.
+    fn refused(&self, key: &str, value: impl Into<Value>, status: Status) {
+        let mut file = self.file.clone();
+        file.set(key, value);
+        let e = Network::from_file(&file.open()).unwrap_err();
+        assert_eq!(e.status, status, "{e}");
+        assert!(e.message.contains(key), "{key}: {e}");
+    }
+
+    /// The error of the folder with a key of its config changed.
+    fn config_refused(&self, key: &str, value: serde_json::Value, status: Status) {
+        let mut folder = self.folder.clone();
+        folder.set(key, value);
+        let file: Result<ModelFile, _> = folder.open();
+        let e = match file {
+            Ok(file) => Network::from_file(&file).unwrap_err(),
+            Err(e) => e,
+        };
+        assert_eq!(e.status, status, "{e}");
+        assert!(e.message.contains(key), "{key}: {e}");
+    }
+}
+
+/// The last logits of a text in several pieces, and in one, which are those of the plain evaluation.
+fn agrees(network: &Network) -> Vec<u32> {
+    let mut random = Random::new(3, "tokens of variants");
+    let token = |_| (random.bits() % network.n_vocab as u64) as u32;
+    let tokens: Vec<u32> = (0..N_TOKENS).map(token).collect();
+    let expected = reference_llama::logits(network, &tokens);
+    let largest = expected.iter().flatten().fold(0f64, |a, b| a.max(b.abs()));
+    let weights: Arc<dyn Weights> = CpuWeights::load(network, 2, &mut |_| Ok(())).unwrap();
+    let mut bits = Vec::new();
+    for piece in [1, 7, N_TOKENS] {
+        let mut runner = Driven::with_context(&weights, N_TOKENS, KvType::F32);
+        let mut out = vec![0.0; network.n_vocab];
+        let mut seen = 0;
+        for piece in tokens.chunks(piece) {
+            runner
+                .extend(piece, &Arc::new(AtomicBool::new(false)))
+                .unwrap();
+            runner.logits(&mut out).unwrap();
+            seen += piece.len();
+            for (ours, exact) in out.iter().zip(&expected[seen - 1]) {
+                let error = (f64::from(*ours) - exact).abs() / largest;
+                assert!(error < 1e-4, "{}: {error}", network.architecture);
+            }
+        }
+        let last: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
+        assert!(bits.is_empty() || bits == last);
+        bits = last;
+    }
+    bits
+}
+
+fn flags(of_layers: [bool; LAYERS]) -> Value {
+    Value::Array(Array::Bool(of_layers.to_vec()))
+}
+
+#[test]
+fn command_r_plus_norms_each_head_by_weights_of_its_own() {
+    let mut model = Both::of("cohere", "command-r", "cohere", "CohereForCausalLM");
+    model.set(
+        "attn_q_norm.weight",
+        "self_attn.q_norm.weight",
+        &[16, 3],
+        1.0,
+    );
+    model.set(
+        "attn_k_norm.weight",
+        "self_attn.k_norm.weight",
+        &[16, 1],
+        1.0,
+    );
+    model.folder.set("use_qk_norm", json!(true));
+    let network = model.check("command-r", true);
+    let Mixer::Attention(attention) = &network.blocks[1].mixer else {
+        panic!("no attention");
+    };
+    assert!(attention.own_head_norms);
+    for part in ["q", "k"] {
+        let gguf = format!("blk.1.attn_{part}_norm.weight");
+        let stored = format!("model.layers.1.self_attn.{part}_norm.weight");
+        model.without(&gguf, &stored);
+        let mut wrong = model.file.clone();
+        let tensor = wrong.tensors.get_mut(&gguf).unwrap();
+        tensor.dims[0] -= 1;
+        let len = tensor.bytes.len() / 16 * 15;
+        tensor.bytes.truncate(len);
+        let e = Network::from_file(&wrong.open()).unwrap_err();
+        assert_eq!(e.status, Status::ShapeMismatch, "{e}");
+        assert!(e.message.contains(&gguf), "{e}");
+    }
+    // The config says that there are norms.
+    model.remove("_norm.weight", "_norm.weight");
+    model.config_refused("use_qk_norm", json!(3), Status::InvalidModel);
+    let e = Network::from_file(&model.folder.open().unwrap()).unwrap_err();
+    assert_eq!(e.status, Status::MissingTensor, "{e}");
+}
+
+#[test]
+fn phi_moe_weighs_two_experts_by_what_is_near_them() {
+    let mut model = Both::of("mixtral", "phimoe", "phimoe", "PhiMoEForCausalLM");
+    model.set("attn_norm.bias", "input_layernorm.bias", &[40], 0.0);
+    model.set("ffn_norm.bias", "post_attention_layernorm.bias", &[40], 0.0);
+    model.set_one("output_norm.bias", "model.norm.bias", &[40], 0.0);
+    model.set_one("output.bias", "lm_head.bias", &[96], 0.0);
+    // Scores that differ little.
+    for tensors in model.file.tensors.iter_mut() {
+        if tensors.0.ends_with("ffn_gate_inp.weight") {
+            for weight in tensors.1.bytes.as_chunks_mut::<4>().0 {
+                *weight = (f32::from_le_bytes(*weight) * 0.1 + 0.05).to_le_bytes();
+            }
+        }
+    }
+    model.folder.set("router_jitter_noise", json!(0.3));
+    let jitter = |network: &Network| match &network.blocks[0].feed_forward.experts() {
+        Some(experts) => experts.scoring,
+        None => panic!("no experts"),
+    };
+    let network = model.check("phimoe", false);
+    assert_eq!(jitter(&network), Scoring::SparseMixer { jitter: 0.01 });
+    let of_folder = jitter(&model.network_of_folder());
+    assert_eq!(of_folder, Scoring::SparseMixer { jitter: 0.3 });
+    model.without(
+        "blk.1.ffn_gate_inp.weight",
+        "model.layers.1.block_sparse_moe.gate.weight",
+    );
+    model.refused("phimoe.expert_used_count", 3u32, Status::Unsupported);
+    model.config_refused("num_experts_per_tok", json!(1), Status::Unsupported);
+    model.config_refused("router_jitter_noise", json!(-0.1), Status::InvalidModel);
+    let scaling = |long: f64| {
+        json!({"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+            "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8], "short_mscale": 1.25, "long_mscale": long})
+    };
+    model.folder.set("rope_parameters", scaling(1.25));
+    let network = model.network_of_folder();
+    agrees(&network);
+    assert_eq!(network.blocks[0].mixer.rope().unwrap().magnitude, 1.25);
+    let mut folder = model.folder.clone();
+    folder.set("rope_parameters", scaling(1.5));
+    let e = folder.open().unwrap_err();
+    assert_eq!(e.status, Status::Unsupported, "{e}");
+    assert!(e.message.contains("long_mscale"), "{e}");
+}
+
+/// Converters write Phi 3's factor, which is not the one that this model was trained with.
+#[test]
+fn phi_3_5_moe_has_a_factor_of_its_own() {
+    let mut model = Both::of("mixtral", "phimoe", "phimoe", "PhiMoEForCausalLM");
+    for (name, factor) in [("short", 1.0f32), ("long", 2.0)] {
+        let tensor = EditedTensor {
+            ty: TensorType::F32,
+            dims: vec![8],
+            bytes: [factor; 8].iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
+        let name = format!("rope_factors_{name}.weight");
+        model.file.tensors.insert(name, tensor);
+    }
+    let mut magnitude = |original: u32, factor: f32| {
+        let file = &mut model.file;
+        file.set("phimoe.rope.scaling.original_context_length", original);
+        file.set("phimoe.rope.scaling.attn_factor", factor);
+        let network = Network::from_file(&file.open()).unwrap();
+        network.blocks[1].mixer.rope().unwrap().magnitude
+    };
+    assert_eq!(magnitude(4096, 1.190_238), 1.243_163_1);
+    assert_eq!(magnitude(4096, 1.1), 1.1);
+    assert_eq!(magnitude(2048, 1.190_238), 1.190_238);
+}
+
+#[test]
+fn granite_has_windows_sinks_and_layers_that_do_not_rotate() {
+    let class = "GraniteSWAForCausalLM";
+    let mut model = Both::of("granite", "granite_swa", "granite_swa", class);
+    model.set("attn_sinks.weight", "self_attn.sinks", &[3], 0.5);
+    model.file.set("granite_swa.attention.sliding_window", 5u32);
+    let pattern = "granite_swa.attention.sliding_window_pattern";
+    model.file.set(pattern, flags([true, false]));
+    model
+        .file
+        .set("granite_swa.attention.rope_pattern", flags([false, true]));
+    model.folder.set("sliding_window", json!(5));
+    let types = json!(["sliding_attention", "full_attention"]);
+    model.folder.set("layer_types", types);
+    model.folder.set("layer_rope_theta", json!([0, 10_000.0]));
+    let network = model.check("granite_swa", true);
+    let attention = |layer: usize| network.blocks[layer].mixer.as_attention().unwrap();
+    assert_eq!(attention(0).window, Some(5));
+    assert_eq!(attention(1).window, None);
+    assert!(attention(0).rope.is_none() && attention(1).rope.is_some());
+    model.without("blk.0.attn_sinks.weight", "model.layers.0.self_attn.sinks");
+    model.refused(
+        "granite_swa.attention.rope_pattern",
+        Value::Array(Array::Bool(vec![true])),
+        Status::InvalidModel,
+    );
+    model.refused(
+        pattern,
+        Value::Array(Array::Bool(vec![true])),
+        Status::InvalidModel,
+    );
+    model.refused(
+        pattern,
+        Value::Array(Array::I64(vec![2, 0])),
+        Status::InvalidModel,
+    );
+    for (bases, status) in [
+        (json!([1e4]), Status::InvalidModel),
+        (json!([1e4, -1.0]), Status::InvalidModel),
+        (json!([1e4, 2e4]), Status::Unsupported),
+    ] {
+        model.config_refused("layer_rope_theta", bases, status);
+    }
+    model.folder.config.remove("layer_rope_theta");
+    model.config_refused("no_rope_layers", json!([0, 2]), Status::InvalidModel);
+    model.config_refused("sliding_window", json!(0), Status::InvalidModel);
+}
+
+#[test]
+fn experts_of_granite_with_windows_may_have_a_shared_one() {
+    let class = "GraniteMoeSWAForCausalLM";
+    let mut model = Both::of("granite_moe", "granite_swa", "granitemoe_swa", class);
+    model.set("attn_sinks.weight", "self_attn.sinks", &[3], 0.5);
+    model.set(
+        "ffn_up_shexp.weight",
+        "shared_mlp.input_linear.weight",
+        &[48, 24],
+        0.0,
+    );
+    model.set(
+        "ffn_down_shexp.weight",
+        "shared_mlp.output_linear.weight",
+        &[12, 48],
+        0.0,
+    );
+    model.file.set("granite_swa.attention.sliding_window", 5u32);
+    // As some converters write them.
+    let pattern = Value::Array(Array::I64(vec![0, 1]));
+    let key = "granite_swa.attention.sliding_window_pattern";
+    model.file.set(key, pattern);
+    model
+        .file
+        .set("granite_swa.expert_shared_feed_forward_length", 12u32);
+    model.file.fuse_experts();
+    model.folder.set("sliding_window", json!(5));
+    model.folder.set("shared_intermediate_size", json!(12));
+    model.check("granite_swa", true);
+    model.without(
+        "blk.1.ffn_up_shexp.weight",
+        "model.layers.1.shared_mlp.input_linear.weight",
+    );
+    model.without(
+        "blk.0.ffn_down_shexp.weight",
+        "model.layers.0.shared_mlp.output_linear.weight",
+    );
+}
+
+#[test]
+fn mimo_v2_has_short_values_and_heads_by_kind_of_layer() {
+    let class = "MiMoV2FlashForCausalLM";
+    let mut model = Both::of("qwen3moe", "mimo2", "mimo_v2_flash", class);
+    model.remove("attn_q_norm.weight", "self_attn.q_norm.weight");
+    model.remove("attn_k_norm.weight", "self_attn.k_norm.weight");
+    // Of 10 elements; the second layer, with a window, has three heads of keys, and sinks.
+    for (layer, n_kv) in [(0, 1), (1, 3)] {
+        for (part, to, dims) in [
+            ("attn_k", "k_proj", [40, 16 * n_kv]),
+            ("attn_v", "v_proj", [40, 10 * n_kv]),
+            ("attn_output", "o_proj", [30, 40]),
+        ] {
+            let gguf = format!("blk.{layer}.{part}.weight");
+            let stored = format!("model.layers.{layer}.self_attn.{to}.weight");
+            model.set_one(&gguf, &stored, &dims, 0.0);
+        }
+    }
+    let sinks = "model.layers.1.self_attn.attention_sink_bias";
+    model.set_one("blk.1.attn_sinks.weight", sinks, &[3], 0.5);
+    model.set(
+        "exp_probs_b.bias",
+        "mlp.gate.e_score_correction_bias",
+        &[7],
+        0.0,
+    );
+    let set = |model: &mut Both, key: &str, value: Value| {
+        model.file.set(&format!("mimo2.{key}"), value);
+    };
+    set(&mut model, "attention.value_length", 10u32.into());
+    set(&mut model, "attention.value_scale", 0.7f32.into());
+    let heads = Value::Array(Array::I64(vec![1, 3]));
+    set(&mut model, "attention.head_count_kv", heads);
+    set(&mut model, "attention.sliding_window", 5u32.into());
+    let pattern = Value::Array(Array::I64(vec![0, 1]));
+    set(&mut model, "attention.sliding_window_pattern", pattern);
+    set(&mut model, "rope.freq_base_swa", 2500f32.into());
+    set(&mut model, "rope.dimension_count", 6u32.into());
+    set(&mut model, "expert_gating_func", 2u32.into());
+    model.folder.config.remove("rope_parameters");
+    model.folder.config.remove("num_local_experts");
+    for (key, value) in [
+        ("v_head_dim", json!(10)),
+        ("n_routed_experts", json!(7)),
+        ("attention_value_scale", json!(0.7)),
+        ("swa_num_key_value_heads", json!(3)),
+        ("sliding_window", json!(5)),
+        ("hybrid_layer_pattern", json!([0, 1])),
+        ("moe_layer_freq", json!([1, 1])),
+        ("rope_theta", json!(1e4)),
+        ("swa_rope_theta", json!(2500)),
+        ("partial_rotary_factor", json!(0.4)),
+        ("routed_scaling_factor", json!(null)),
+        ("layernorm_epsilon", json!(1e-6)),
+    ] {
+        model.folder.set(key, value);
+    }
+    let network = model.check("mimo2", true);
+    let of = |layer: usize| network.blocks[layer].mixer.as_attention().unwrap();
+    assert_eq!((of(0).n_kv_heads, of(1).n_kv_heads), (1, 3));
+    assert!(of(0).sinks.is_none() && of(1).sinks.is_some());
+    // Layers behind, which guess further tokens, have a window as well.
+    let mut heads = model.file.clone();
+    heads.set("mimo2.block_count", 3u32);
+    heads.set("mimo2.nextn_predict_layers", 1u32);
+    heads.set(
+        "mimo2.attention.head_count_kv",
+        Value::Array(Array::I64(vec![1, 3, 3])),
+    );
+    let pattern = Value::Array(Array::I64(vec![0, 1, 1]));
+    heads.set("mimo2.attention.sliding_window_pattern", pattern);
+    let norm = heads.tensors["blk.0.attn_norm.weight"].clone();
+    heads
+        .tensors
+        .insert("blk.2.nextn.enorm.weight".into(), norm);
+    assert_eq!(Network::from_file(&heads.open()).unwrap().blocks.len(), 2);
+
+    for (gguf, stored) in [
+        (
+            "blk.1.attn_v.weight",
+            "model.layers.1.self_attn.v_proj.weight",
+        ),
+        (
+            "blk.0.exp_probs_b.bias",
+            "model.layers.0.mlp.gate.e_score_correction_bias",
+        ),
+    ] {
+        model.without(gguf, stored);
+    }
+    model.refused("mimo2.attention.value_length", 17u32, Status::Unsupported);
+    model.refused("mimo2.attention.value_scale", 0f32, Status::InvalidModel);
+    let heads = Value::Array(Array::I64(vec![1, 2]));
+    model.refused("mimo2.attention.head_count_kv", heads, Status::InvalidModel);
+    for (key, value, status) in [
+        ("hybrid_layer_pattern", json!([0]), Status::InvalidModel),
+        (
+            "hybrid_layer_pattern",
+            json!([0, "x"]),
+            Status::InvalidModel,
+        ),
+        ("swa_head_dim", json!(8), Status::Unsupported),
+        ("moe_layer_freq", json!([1, 0]), Status::Unsupported),
+        ("v_head_dim", json!(17), Status::Unsupported),
+    ] {
+        model.config_refused(key, value, status);
+    }
+}
+
+#[test]
+fn laguna_has_gates_and_heads_by_layer() {
+    let mut model = Both::of("qwen3moe", "laguna", "laguna", "LagunaForCausalLM");
+    // The first layer has three heads with a gate for each element, the second one two with a gate each.
+    for (layer, n_heads, gates) in [(0, 3, 48), (1, 2, 2)] {
+        for (part, to, dims) in [
+            ("attn_q", "q_proj", [40, 16 * n_heads]),
+            ("attn_output", "o_proj", [16 * n_heads, 40]),
+            ("attn_gate", "g_proj", [40, gates]),
+        ] {
+            let gguf = format!("blk.{layer}.{part}.weight");
+            let stored = format!("model.layers.{layer}.self_attn.{to}.weight");
+            model.set_one(&gguf, &stored, &dims, 0.0);
+        }
+    }
+    let bias = "mlp.experts.e_score_correction_bias";
+    model.set("exp_probs_b.bias", bias, &[7], 0.0);
+    for (part, to, dims) in [
+        ("gate", "gate", [40, 12]),
+        ("up", "up", [40, 12]),
+        ("down", "down", [12, 40]),
+    ] {
+        let gguf = format!("ffn_{part}_shexp.weight");
+        let stored = format!("mlp.shared_expert.{to}_proj.weight");
+        model.set(&gguf, &stored, &dims, 0.0);
+    }
+    let heads = Value::Array(Array::I64(vec![3, 2]));
+    for (key, value) in [
+        ("attention.head_count", heads),
+        ("attention.sliding_window", 5u32.into()),
+        ("attention.sliding_window_pattern", flags([false, true])),
+        ("rope.dimension_count", 8u32.into()),
+        ("rope.dimension_count_swa", 16u32.into()),
+        ("rope.freq_base_swa", 2500f32.into()),
+        ("expert_gating_func", 2u32.into()),
+        ("expert_weights_scale", 1.7f32.into()),
+        ("expert_shared_feed_forward_length", 12u32.into()),
+    ] {
+        model.file.set(&format!("laguna.{key}"), value);
+    }
+    let rope =
+        |theta: f64, share: f64| json!({"rope_theta": theta, "partial_rotary_factor": share});
+    for (key, value) in [
+        ("num_attention_heads_per_layer", json!([3, 2])),
+        ("shared_expert_intermediate_size", json!(12)),
+        ("moe_routed_scaling_factor", json!(1.7)),
+        ("sliding_window", json!(5)),
+        (
+            "layer_types",
+            json!(["full_attention", "sliding_attention"]),
+        ),
+        ("mlp_layer_types", json!(["sparse", "sparse"])),
+        (
+            "rope_parameters",
+            json!({"full_attention": rope(1e4, 0.5), "sliding_attention": rope(2500.0, 1.0)}),
+        ),
+    ] {
+        model.folder.set(key, value);
+    }
+    let network = model.check("laguna", true);
+    let heads = |layer: usize| network.blocks[layer].mixer.as_attention().unwrap().n_heads;
+    assert_eq!((heads(0), heads(1)), (3, 2));
+    model.without(
+        "blk.1.attn_gate.weight",
+        "model.layers.1.self_attn.g_proj.weight",
+    );
+    model.without(
+        "blk.0.ffn_up_shexp.weight",
+        "model.layers.0.mlp.shared_expert.up_proj.weight",
+    );
+    let heads = |heads: Vec<i64>| Value::Array(Array::I64(heads));
+    let key = "laguna.attention.head_count";
+    model.refused(key, heads(vec![3]), Status::InvalidModel);
+    model.refused(key, heads(vec![3, 0]), Status::InvalidModel);
+    model.refused(
+        "laguna.rope.dimension_count_swa",
+        18u32,
+        Status::InvalidModel,
+    );
+    let mut wrong = model.file.clone();
+    wrong.set(key, heads(vec![3, 1]));
+    let e = Network::from_file(&wrong.open()).unwrap_err();
+    assert_eq!(e.status, Status::ShapeMismatch, "{e}");
+    for (key, value, status) in [
+        (
+            "num_attention_heads_per_layer",
+            json!([3]),
+            Status::InvalidModel,
+        ),
+        (
+            "num_attention_heads_per_layer",
+            json!([3, 0]),
+            Status::InvalidModel,
+        ),
+        (
+            "moe_router_logit_softcapping",
+            json!(5.0),
+            Status::Unsupported,
+        ),
+        (
+            "moe_apply_router_weight_on_input",
+            json!(true),
+            Status::Unsupported,
+        ),
+        ("mlp_layer_types", json!(["dense"]), Status::InvalidModel),
+    ] {
+        model.config_refused(key, value, status);
+    }
+}
