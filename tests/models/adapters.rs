@@ -115,16 +115,43 @@ fn adapters_of_folders_follow_the_order_of_rows_without_rotations() {
     same_as_merged("nemotron_h", &[".q_proj.weight", ".k_proj.weight"], 2);
 }
 
-/// Granite 4 calls what all tokens go through a shared part, whether there are experts or not, and has gate and up in one matrix.
+/// Granite 4 calls the feed-forward part of models without experts shared, too, and has its gate and up in one matrix.
 #[test]
 fn adapters_of_shared_parts_are_of_two_matrices() {
-    let parts = [
-        ".shared_mlp.input_linear.weight",
-        ".shared_mlp.output_linear.weight",
-    ];
-    for name in ["granite_hybrid", "granite_hybrid_moe"] {
-        same_as_merged(name, &parts, 8);
+    let input = ".shared_mlp.input_linear.weight";
+    same_as_merged(
+        "granite_hybrid",
+        &[input, ".shared_mlp.output_linear.weight"],
+        8,
+    );
+    let dir = TempDir::new("shared");
+    let config = json!({"peft_type": "LORA", "r": 1, "lora_alpha": 1.0});
+    dir.file("adapter_config.json", config.to_string().as_bytes());
+    let load = |name: &str, rows: usize| {
+        let module = "base_model.model.model.layers.0.shared_mlp.input_linear";
+        let half = |half: &str, shape: &[usize]| {
+            let values = vec![0.5; shape.iter().product()];
+            (
+                format!("{module}.{half}.weight"),
+                Stored::f32(shape, &values),
+            )
+        };
+        let pair = [half("lora_A", &[1, 40]), half("lora_B", &[rows, 1])];
+        dir.file(
+            "adapter_model.safetensors",
+            &safetensors(&BTreeMap::from(pair)),
+        );
+        Adapter::load(model(name), dir.path())
+    };
+    assert!(load("granite_hybrid", 72).is_ok());
+    for rows in [71, 70] {
+        let e = load("granite_hybrid", rows).err().unwrap();
+        assert_eq!(e.status, Status::ShapeMismatch, "{e}");
     }
+    // Beside experts, it is one of them.
+    let e = load("granite_hybrid_moe", 24).err().unwrap();
+    assert_eq!(e.status, Status::Unsupported, "{e}");
+    assert!(e.message.contains("ffn_gate_shexp"), "{e}");
 }
 
 /// A folder's adapter for these matrices of a family, as many as that, does what their sums would.

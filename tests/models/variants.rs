@@ -372,6 +372,34 @@ fn experts_of_granite_with_windows_may_have_a_shared_one() {
 }
 
 #[test]
+fn folders_of_granite_with_a_shared_expert_are_its_files() {
+    let class = "GraniteMoeSharedForCausalLM";
+    let mut model = Both::of("granite_moe", "granitemoe", "granitemoeshared", class);
+    for (part, at, rows) in [("gate", 0, 12), ("up", 12, 12)] {
+        for layer in 0..LAYERS {
+            let both = numbers(&format!("shared {layer}"), 48 * 24, 0.0);
+            let values = &both[48 * at..48 * (at + rows)];
+            let tensor = EditedTensor {
+                ty: TensorType::F32,
+                dims: vec![48, rows],
+                bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            };
+            let name = format!("blk.{layer}.ffn_{part}_shexp.weight");
+            model.file.tensors.insert(name, tensor);
+            let name = format!("model.layers.{layer}.shared_mlp.input_linear.weight");
+            let stored = Stored::f32(&[24, 48], &both);
+            model.folder.tensors.insert(name, stored);
+        }
+    }
+    let down = "shared_mlp.output_linear.weight";
+    model.set("ffn_down_shexp.weight", down, &[12, 48], 0.0);
+    let key = "granitemoe.expert_shared_feed_forward_length";
+    model.file.set(key, 12u32);
+    model.folder.set("shared_intermediate_size", json!(12));
+    model.check("granitemoe", true);
+}
+
+#[test]
 fn mimo_v2_has_short_values_and_heads_by_kind_of_layer() {
     let class = "MiMoV2FlashForCausalLM";
     let mut model = Both::of("qwen3moe", "mimo2", "mimo_v2_flash", class);
@@ -521,6 +549,8 @@ fn laguna_has_gates_and_heads_by_layer() {
     }
     let rope =
         |theta: f64, share: f64| json!({"rope_theta": theta, "partial_rotary_factor": share});
+    let n_experts = model.folder.config.remove("num_local_experts");
+    model.folder.set("num_experts", n_experts.unwrap());
     for (key, value) in [
         ("num_attention_heads_per_layer", json!([3, 2])),
         ("shared_expert_intermediate_size", json!(12)),

@@ -338,8 +338,8 @@ pub(super) const FURTHER: &[Family] = &[
         ..LLAMA
     },
     Family {
-        model_types: &["granitemoe"],
-        classes: &["GraniteMoeForCausalLM"],
+        model_types: &["granitemoe", "granitemoeshared"],
+        classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
         architecture: "granitemoe",
         parts: &[
             ATTENTION,
@@ -352,7 +352,8 @@ pub(super) const FURTHER: &[Family] = &[
         bias_flags: &["attention_bias"],
         keys: |k| {
             keys::granite(k)?;
-            experts(k)
+            experts(k)?;
+            windowed::granite_shared(k)
         },
         ..LLAMA
     },

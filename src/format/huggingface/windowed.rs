@@ -49,10 +49,7 @@ pub(super) fn granite_swa(k: &mut Keys) -> Result<()> {
     set_pattern(k, "attention.sliding_window_pattern", windowed);
     if k.count("num_local_experts")? > 0 {
         experts(k)?;
-        let shared = k.count("shared_intermediate_size")?;
-        if shared > 0 {
-            k.set("expert_shared_feed_forward_length", shared);
-        }
+        granite_shared(k)?;
     }
     let rotated = match rotated_by_base(k)? {
         None => flags(k, "no_rope_layers")?,
@@ -60,6 +57,15 @@ pub(super) fn granite_swa(k: &mut Keys) -> Result<()> {
     };
     if let Some(rotated) = rotated.filter(|rotated| rotated.contains(&false)) {
         set_pattern(k, "attention.rope_pattern", rotated);
+    }
+    Ok(())
+}
+
+/// The shared expert that Granite may have.
+pub(super) fn granite_shared(k: &mut Keys) -> Result<()> {
+    let shared = k.count("shared_intermediate_size")?;
+    if shared > 0 {
+        k.set("expert_shared_feed_forward_length", shared);
     }
     Ok(())
 }
