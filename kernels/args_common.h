@@ -432,6 +432,29 @@ struct ProductArgs {
     Activation activation;
 };
 
+// A row that is added up before it is read: out_scale * (base + scale * x), of the norm of x where it has one.
+struct RowSumArgs {
+    // Weight NULL: none.
+    NormArgs norm;
+    // NULL: nothing is added up.
+    const float* base;
+    // Where the sum is kept: neither `base` nor x.
+    float* sum;
+    float scale;
+    float out_scale;
+};
+
+// A product of a row that is added up before, or with a factor, or both.
+struct SummedProductArgs {
+    // `x` is what is added, and `norm` that of the sum.
+    ProductArgs product;
+    // At most 4096 elements.
+    RowSumArgs added;
+    // `residual` is added to so many times the result.
+    float scale;
+    uint32_t padding;
+};
+
 struct MatmulArgs {
     // `[m][k]`, tiled.
     const __half* x;
@@ -620,6 +643,8 @@ static_assert(sizeof(LogitsArgs) == 24);
 static_assert(sizeof(Segment) == 40);
 static_assert(sizeof(MatvecArgs) == 232);
 static_assert(sizeof(ProductArgs) == 352);
+static_assert(sizeof(RowSumArgs) == 48);
+static_assert(sizeof(SummedProductArgs) == 408);
 static_assert(sizeof(MatmulArgs) == 64);
 static_assert(sizeof(GatedMatmulArgs) == 72);
 static_assert(sizeof(Rotation) == 56);

@@ -55,6 +55,19 @@ struct Input {
             if (place < width) put(place, p);
         }
     }
+    // The same of a row that may have no norm.
+    template <int N> __device__ __forceinline__ void take_either(const NormRowOf<N>& row, const NormArgs& a) const {
+        const uint32_t width = groups * 32, lane = threadIdx.x & 31;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint32_t place = row.place(i);
+            if (place - lane * 4 >= width) break;
+            float r[4] = {row.v[i].x, row.v[i].y, row.v[i].z, row.v[i].w};
+            if (a.weight) row.values(a, i, width, r);
+            const PackedValues p = pack_q8(r);
+            if (place < width) put(place, p);
+        }
+    }
 };
 
 // A lane's group of the input, and its product with a group of weights: the bits of QuantizedInput::dot.

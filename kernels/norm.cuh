@@ -34,37 +34,37 @@ __device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x,
 }
 
 // A norm of a row that fits the registers of a block, whose thread t holds elements
-// 4 * (i * threads + t) and the next three, i < 4. Widths are multiples of 32.
-struct NormRow {
+// 4 * (i * threads + t) and the next three, i < N. Widths are multiples of 32. The bits do not depend on N.
+template <int N> struct NormRowOf {
     const uint32_t thread = threadIdx.x;
-    float4 w[4], v[4];
+    float4 w[N], v[N];
     float scale;
 
     __device__ __forceinline__ uint32_t place(int i) const { return 4 * (i * blockDim.x + thread); }
     // May go before the row is there.
     __device__ __forceinline__ void load_weights(const NormArgs& a, uint32_t width) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = place(i) < width ? *(const float4*)(a.weight + place(i)) : make_float4(0, 0, 0, 0);
+        for (int i = 0; i < N; i++) w[i] = place(i) < width ? *(const float4*)(a.weight + place(i)) : make_float4(0, 0, 0, 0);
     }
     // Asks for the row.
     __device__ __forceinline__ void load(const float* x, uint32_t width) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = place(i) < width ? __ldcg((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
+        for (int i = 0; i < N; i++) v[i] = place(i) < width ? __ldcg((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
     }
     // Subtracts the mean where that is due, and finds the factor of all elements.
     __device__ __forceinline__ void sum(const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
         if (a.layer) {
             float sum = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 4; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
+            for (int i = 0; i < N; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
             const float mean = __fmul_rn(block_sum(sum, scratch), inverse_len);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (int i = 0; i < N; i++)
                 if (place(i) < width) v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
         }
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < N; i++) {
             sum = __fmaf_rn(v[i].x, v[i].x, sum);
             sum = __fmaf_rn(v[i].y, v[i].y, sum);
             sum = __fmaf_rn(v[i].z, v[i].z, sum);
@@ -84,6 +84,14 @@ struct NormRow {
             for (int j = 0; j < 4; j++) r[j] = __fadd_rn(r[j], a.bias[place(i) + j]);
     }
 };
+using NormRow = NormRowOf<4>;
+
+// What a part of a layer has made, added to a row: out_scale * (base + scale * v), of the norm of v where it has one. Four
+// elements.
+__device__ __forceinline__ float4 row_sum(float scale, float out_scale, const float (&v)[4], float4 base) {
+    return make_float4(__fmul_rn(out_scale, __fmaf_rn(scale, v[0], base.x)), __fmul_rn(out_scale, __fmaf_rn(scale, v[1], base.y)),
+                       __fmul_rn(out_scale, __fmaf_rn(scale, v[2], base.z)), __fmul_rn(out_scale, __fmaf_rn(scale, v[3], base.w)));
+}
 
 // The norm of a head, in place, by one warp. Weights are asked for eight at a time, the first ones before the sum.
 __device__ __forceinline__ void norm_head(const NormArgs& a, float* x, uint32_t len) {

@@ -100,6 +100,36 @@ __device__ __forceinline__ void bring_rounded(const ProductArgs& a, const Input&
     if (fours > 0) bulk_copy(shared_address(input.scales()), a.q8_scale, fours * 16, bar);
 }
 
+// A row that is added up, which each block does for itself; the first one keeps the sum. Without a base it is x itself. `asked` is
+// called when the rows have been asked for.
+constexpr int FOURS_OF_SUM = 2;  // of a row, that a thread has at most
+template <class Asked>
+__device__ __forceinline__ void sum_row(const float* x, const RowSumArgs& a, uint32_t width, float inverse_len, float* scratch, NormRowOf<FOURS_OF_SUM>& sum, Asked asked) {
+    NormRowOf<FOURS_OF_SUM> part;
+    if (a.norm.weight) part.load_weights(a.norm, width);
+    wait_for_producers();
+    sum.load(a.base ? a.base : x, width);
+    if (a.base) part.load(x, width);
+    asked();
+    if (!a.base) return;
+    if (a.norm.weight) part.sum(a.norm, width, inverse_len, scratch);
+#pragma unroll
+    for (int i = 0; i < FOURS_OF_SUM; i++) {
+        float r[4] = {part.v[i].x, part.v[i].y, part.v[i].z, part.v[i].w};
+        if (a.norm.weight) part.values(a.norm, i, width, r);
+        sum.v[i] = row_sum(a.scale, a.out_scale, r, sum.v[i]);
+        if (a.sum && blockIdx.x == 0 && sum.place(i) < width) *(float4*)(a.sum + sum.place(i)) = sum.v[i];
+    }
+}
+template <class Asked> __device__ __forceinline__ void take_sum(const ProductArgs& a, const RowSumArgs& added, const Input& input, float* scratch, Asked asked) {
+    const uint32_t width = a.groups * 32;
+    NormRowOf<FOURS_OF_SUM> sum;
+    if (a.norm.weight) sum.load_weights(a.norm, width);
+    sum_row(a.x, added, width, a.inverse_len, scratch, sum, asked);
+    if (a.norm.weight) sum.sum(a.norm, width, a.inverse_len, scratch);
+    input.take_either(sum, a.norm);
+}
+
 // What adapters add to a product of one row, in the block that has its input in shared memory. The parts of A x are shared by
 // the warps of all blocks, which hand them over in global memory.
 //
@@ -338,7 +368,7 @@ template <uint32_t TYPES> constexpr uint32_t ring_barriers() {
     }
 }
 
-template <uint32_t T, bool SPREAD, bool ADAPTED, class Static> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const Part& part, Static& m, uint8_t* shared) {
+template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, class Static> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const SummedProductArgs* summed, const Part& part, Static& m, uint8_t* shared) {
     constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
     constexpr bool BULK = comes_in_bulk<T>();
     float* scratch = m.scratch;
@@ -413,7 +443,9 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, class Static> __device__ __forc
     // What is asked for first comes first, and the next block of a product begins when the one before has ended: so the input
     // goes before the weights. Only attention leaves time for some.
     constexpr uint32_t EARLY = 1;
-    if (a.norm.weight) {
+    if (SUMMED && summed->added.base) {
+        take_sum(a, summed->added, input, scratch, [&] { fill(STAGES); });
+    } else if (a.norm.weight) {
         NormRow norm;
         norm.load_weights(a.norm, a.groups * 32);
         wait_for_producers();
@@ -519,7 +551,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, class Static> __device__ __forc
         const uint32_t row = share.place(i);
         const float r = !a.residual ? 0.0f : i < WARPS * 32 ? residual : __ldcg(residuals + row);
         if (a.finish == PLAIN) {
-            if (!ADAPTED && a.residual) v = __fadd_rn(v, r);
+            if (!ADAPTED && a.residual) v = SUMMED ? __fmaf_rn(summed->scale, v, r) : __fadd_rn(v, r);
         } else {
             v = a.finish == GATE ? gated(a.activation, v, whole(1, i)) : activated(a.activation, v);
             if (a.finish == WEIGH) v = __fmul_rn(v, r);
@@ -529,7 +561,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, class Static> __device__ __forc
 }
 
 // Grid: the blocks of the parts; 512 threads, as many as a norm of its own has.
-template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted* adapted = NULL) {
+template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false, bool SUMMED = false> __device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted* adapted = NULL, const SummedProductArgs* summed = NULL) {
     DYNAMIC_SHARED(shared);
     using Static = RingStatic<ADAPTED, ring_barriers<TYPES>()>;
     STATIC_SHARED(Static, m);
@@ -540,13 +572,15 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ 
     }
     const Part& p = part_of(a.parts, a.n_parts);
     for_type(p.type, [&]<uint32_t T>() {
-        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD, ADAPTED>(a, adapted, p, m, shared);
+        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD, ADAPTED, SUMMED>(a, adapted, summed, p, m, shared);
     });
 }
 
 #endif
 
-// Kernel names: product_<types>, product_spread_<types> for parts that are spread, and the same with adapted_ before the types.
+// Kernel names: product_<types>, product_spread_<types> for parts that are spread, and the same with adapted_ before the types, or with
+// summed_ for inputs that may be added up first and products with a factor. These and the adapted ones leave room for another block's
+// registers. What only some networks need is in kernels of its own, because registers and instructions cost all.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define PRODUCT_ONE(name, types, spread)                                                                   \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ ProductArgs a) { \
@@ -556,6 +590,13 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ 
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) name(const __grid_constant__ AdaptedProductArgs a) { \
         product_body<types, spread, true>(a.product, &a.adapted);                                                    \
     }
+#define PRODUCT_SUMMED(name, types, spread)                                                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) name(const __grid_constant__ SummedProductArgs a) { \
+        product_body<types, spread, false, true>(a.product, NULL, &a);                                              \
+    }
+#define PRODUCT_SUMS(name, types)                         \
+    PRODUCT_SUMMED(product_summed_##name, (types), false) \
+    PRODUCT_SUMMED(product_spread_summed_##name, (types), true)
 #define PRODUCT(name, types)                                 \
     PRODUCT_ONE(product_##name, (types), false)              \
     PRODUCT_ONE(product_spread_##name, (types), true)        \
@@ -564,5 +605,7 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ 
 #else
 #define PRODUCT_ONE(name, ...)
 #define PRODUCT_ADAPTED(name, ...)
+#define PRODUCT_SUMMED(name, ...)
+#define PRODUCT_SUMS(name, ...)
 #define PRODUCT(name, types)
 #endif

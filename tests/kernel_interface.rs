@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 30] = [
+const CONSTANTS: [[&str; 4]; 31] = [
     ["adapters.rs", "PARTS", "adapters.cuh", "LORA_DOWN_PARTS"],
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
@@ -29,6 +29,7 @@ const CONSTANTS: [[&str; 4]; 30] = [
         "drafts.cu",
         "ASKED_TOKENS",
     ],
+    ["own_input.rs", "BLOCKS", "own_input.cuh", "OWN_BLOCKS"],
     ["experts.rs", "MAX_EXPERTS", "route.cuh", "MAX_EXPERTS"],
     ["experts.rs", "MAX_USED", "route.cuh", "MAX_USED"],
     [

@@ -19,6 +19,8 @@ struct Launch {
     uint32_t blocks;
     Finish finish = PLAIN;
     const float* residual = NULL;
+    float scale = 1.0f;
+    RowSumArgs added{};
 
     std::vector<float> run(const char* what, const std::function<void(ProductArgs&)>& input) const {
         const uint32_t halves = finish == GATE ? 2 : 1, n = (uint32_t)matrix.parts.size();
@@ -45,7 +47,11 @@ struct Launch {
                 if constexpr (TYPES >> T & 1) a.ring_bytes = std::max(a.ring_bytes, WARPS * stages<T>() * stage_rows<T>() * record_bytes(T, 32));
             });
         }
-        const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] { product_body<TYPES>(a); });
+        const SummedProductArgs summed{a, added, scale, 0};
+        const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] {
+            if (added.base || scale != 1.0f) product_body<TYPES, false, false, true>(summed.product, NULL, &summed);
+            else product_body<TYPES>(a);
+        });
         check(wrong.empty(), network, what, wrong);
         return out;
     }
@@ -106,6 +112,36 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
     std::vector<float> weighed = Launch{n, l.output, blocks}.run("plain", rounded);
     for (uint32_t i = 0; i < n.hidden; i++) weighed[i] = __fmul_rn(activated(activation, weighed[i]), model.h[i]);
     same("weighed", Launch{n, l.output, blocks, WEIGH, model.h}.run("weighed", rounded), weighed, [&] { return row(weighed); });
+
+    // The same with a factor.
+    std::vector<float> scaled = Launch{n, l.output, blocks}.run("plain", rounded);
+    for (uint32_t i = 0; i < n.hidden; i++) scaled[i] = __fmaf_rn(0.25f, scaled[i], model.h[i]);
+    same("scaled", Launch{n, l.output, blocks, PLAIN, model.h, 0.25f}.run("scaled", rounded), scaled, [&] { return row(scaled); });
+
+    // A sum that the product makes first, of the norm of a row or of the row, read as it is or as its norm.
+    const std::vector<float> part = Launch{n, l.output, blocks}.run("plain", rounded);
+    for (const bool norms_part : {true, false})
+        for (const bool norms_sum : {true, false}) {
+            ResidualAddArgs add{};
+            add.x = part.data();
+            if (norms_part) add.norm = l.attention_norm;
+            add.base = model.h;
+            std::vector<float> wanted(n.hidden, NAN), kept(n.hidden, NAN);
+            add.out = wanted.data();
+            add.scale = 0.75f;
+            add.out_scale = 0.5f;
+            add.len = add.x_stride = add.stride = n.hidden;
+            const std::string wrong = emulator::run(1, (n.hidden / 4 + 31) / 32 * 32, 1, [&] { residual_add(add); });
+            check(wrong.empty(), n, "sum", wrong);
+            const NormArgs norm = norms_sum ? l.feed_forward_norm : NormArgs{};
+            const std::vector<float> got = Launch{n, l.qkv, blocks, PLAIN, NULL, 1.0f, {add.norm, model.h, kept.data(), 0.75f, 0.5f}}.run("product of a sum", [&](ProductArgs& a) {
+                a.x = part.data();
+                a.norm = norm;
+            });
+            check(memcmp(kept.data(), wanted.data(), kept.size() * 4) == 0, n, "sum", "other bits");
+            const std::vector<float> alone = Launch{n, l.qkv, blocks}.run("product", [&](ProductArgs& a) { a.x = wanted.data(); a.norm = norm; });
+            same("product of a sum", got, alone, [&] { return row(alone); });
+        }
 
     Launch up{n, l.up, blocks, n.gated ? GATE : ACTIVATE};
     const std::vector<float> active = nodes.activation(nodes.normed(l.up, l.feed_forward_norm, between.data()));

@@ -8,7 +8,7 @@ use super::driver::{Context, Kernel, Launch, Module, Stream};
 use super::matrix::{Inputs, Matrix, PAIR};
 use super::matvec_batch;
 use super::plan::{MlpPlan, SILU};
-use super::product::{Finish, Product, RowInput};
+use super::product::{Finish, Product, RowInput, WIDEST_SUM};
 use super::record::RecordType;
 use crate::error::{Result, fail};
 use std::collections::HashMap;
@@ -120,6 +120,7 @@ impl Kernels {
         self.find_texts()?;
         self.find_experts()?;
         self.find_products()?;
+        self.find_own_inputs()?;
         self.find_recurrent()?;
         if self.wgmma {
             for width in [128, 256] {
@@ -354,7 +355,10 @@ impl Kernels {
                 let product = Product {
                     matrix,
                     input: RowInput::Rounded(*input),
-                    finish: Finish::Plain { residual },
+                    finish: Finish::Plain {
+                        residual,
+                        scale: 1.0,
+                    },
                     out,
                     adapted: None,
                 };
@@ -524,7 +528,12 @@ impl Kernels {
             true => 4,
             false => 1,
         };
-        let threads = args.len.div_ceil(each).next_multiple_of(32).min(1024);
+        // As many as products of one row have, which add rows of this width up themselves: the bits depend on it.
+        let most = match args.len {
+            ..=WIDEST_SUM if each == 4 => (WARPS * 32) as u32,
+            _ => 1024,
+        };
+        let threads = args.len.div_ceil(each).next_multiple_of(32).min(most);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "residual_add", (rows, 1, 1), threads, 0, args) }
     }

@@ -20,6 +20,7 @@ pub mod matrix;
 mod matvec_batch;
 pub mod mixer;
 pub mod nccl;
+mod own_input;
 pub mod plan;
 mod predictor;
 pub mod prefill;

@@ -50,6 +50,11 @@ impl Keeps {
         both
     }
 
+    /// Whether some keep what is behind the final norm.
+    pub(super) fn has_normed(&self) -> bool {
+        self.normed
+    }
+
     /// Whether some keep the residual stream at a place.
     pub(super) fn has(&self, place: usize) -> bool {
         let word = self.places.get(place / 64);

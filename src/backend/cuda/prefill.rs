@@ -90,6 +90,8 @@ impl ChunkPlaces {
                 residual: span(residual, h_stride),
                 branch: span(branch, h_stride),
                 wide: span(wide, wide_stride),
+                // Nothing reads it while something else is in the other.
+                part: span(wide, wide_stride),
                 shared_expert: span(experts.shared, plan.hidden),
                 inputs: span(inputs, plan.inputs_len()),
                 streams: span(streams, streams_stride),

@@ -18,6 +18,16 @@ const LORA_DOWN_PARTS: usize = 16;
 const KEPT_OF_ROW: usize = 64;
 /// Widest row that a norm takes: what the registers of a block hold.
 const WIDEST_NORM: u32 = 16 * 512;
+/// Widest row that is added up before, by `FOURS_OF_SUM` of product.cuh.
+pub(super) const WIDEST_SUM: u32 = 8 * 512;
+/// Types of matrices whose products add their input up or have a factor, beside the pair.
+const SUMMED: [RecordType; 5] = [
+    RecordType::Q8_0,
+    RecordType::Q4_0,
+    RecordType::Q4K,
+    RecordType::Q5K,
+    RecordType::Q6K,
+];
 
 /// Where a product's input is.
 #[derive(Clone, Copy, Debug)]
@@ -31,15 +41,26 @@ pub enum RowInput {
         /// The norm.
         norm: Option<args::Norm>,
     },
+    /// A row that is added up first, or the norm of that.
+    Sum {
+        /// f32: what is added.
+        x: u64,
+        /// To what, and where the sum is kept.
+        added: args::RowSum,
+        /// The norm.
+        norm: Option<args::Norm>,
+    },
 }
 
 /// What is written of a product.
 #[derive(Clone, Copy, Debug)]
 pub enum Finish {
-    /// The product and what is at an address, or 0.
+    /// The product times a factor and what is at an address, or without one the product.
     Plain {
-        /// The address.
+        /// The address, or 0.
         residual: u64,
+        /// The factor.
+        scale: f32,
     },
     /// Its activation.
     Activate(args::Activation),
@@ -146,8 +167,14 @@ impl Kernels {
                 self.find(&kernel_file("product", ty), &name, most)?;
             }
         }
-        for kind in ["product", "product_adapted"] {
+        for kind in ["product", "product_adapted", "product_summed"] {
             self.find("product_k", &format!("{kind}_{PAIR}"), most)?;
+        }
+        for ty in SUMMED {
+            for kind in ["product_summed", "product_spread_summed"] {
+                let name = format!("{kind}_{}", ty.name());
+                self.find(&kernel_file("product", ty), &name, most)?;
+            }
         }
         Ok(())
     }
@@ -160,6 +187,19 @@ impl Kernels {
             && (halves == 1 || matrix.segments.len() == 1)
             && (matrix.kernel_groups().iter())
                 .all(|(types, which)| self.takes_product(matrix, types, which, halves))
+    }
+
+    /// Whether it adds up a row first, of which it makes its input.
+    pub fn makes_sum(&self, matrix: &Matrix, len: u32) -> bool {
+        len <= WIDEST_SUM && self.scales(matrix)
+    }
+
+    /// Whether it adds its result with a factor.
+    pub fn scales(&self, matrix: &Matrix) -> bool {
+        (matrix.kernel_groups().iter()).all(|(types, which)| {
+            self.has(&format!("product_summed_{types}"))
+                && self.takes_product(matrix, types, which, 1)
+        })
     }
 
     /// Whether it takes these segments, whose rows have so many halves.
@@ -221,6 +261,7 @@ impl Kernels {
             inverse_len: 1.0 / (product.matrix.groups * 32) as f32,
             ..plan.args
         };
+        let (mut added, mut factor) = (args::RowSum::default(), 1.0);
         match product.input {
             RowInput::Rounded(inputs) => {
                 (args.q8, args.q8_scale) = (inputs.q8, inputs.q8_scale);
@@ -229,10 +270,18 @@ impl Kernels {
                 args.x = x;
                 args.norm = norm.unwrap_or_default();
             }
+            RowInput::Sum {
+                x,
+                added: sum,
+                norm,
+            } => {
+                (args.x, added) = (x, sum);
+                args.norm = norm.unwrap_or_default();
+            }
         }
         (args.finish, args.activation) = match product.finish {
-            Finish::Plain { residual } => {
-                args.residual = residual;
+            Finish::Plain { residual, scale } => {
+                (args.residual, factor) = (residual, scale);
                 (0, args::Activation::default())
             }
             Finish::Activate(activation) => (1, activation),
@@ -242,19 +291,30 @@ impl Kernels {
                 (3, activation)
             }
         };
-        let kind = match (plan.args.parts[0].spread, &product.adapted) {
-            (0, None) => "product",
-            (_, None) => "product_spread",
-            (0, Some(_)) => "product_adapted",
-            (_, Some(_)) => "product_spread_adapted",
+        let spread = match plan.args.parts[0].spread {
+            0 => "",
+            _ => "_spread",
         };
-        let name = format!("{kind}_{types}");
+        let is_summed = added.base != 0 || factor != 1.0;
+        let name = |kind: &str| format!("product{spread}{kind}_{types}");
         let grid = (plan.grid, 1, 1);
         let threads = (WARPS * 32) as u32;
         // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
             match product.adapted {
-                None => self.launch(stream, &name, grid, threads, plan.shared, &args),
+                None if is_summed => {
+                    let args = args::SummedProduct {
+                        product: args,
+                        added,
+                        scale: factor,
+                        padding: 0,
+                    };
+                    self.launch(stream, &name("_summed"), grid, threads, plan.shared, &args)
+                }
+                None => self.launch(stream, &name(""), grid, threads, plan.shared, &args),
+                Some(_) if is_summed => {
+                    fail!(Internal, "a product of a sum with what adapters add")
+                }
                 Some(mut adapted) => {
                     adapted.thin_at = plan.thin_at() as u32;
                     let bytes = plan.adapted_bytes((adapted.n_linears * adapted.ranks) as usize);
@@ -263,7 +323,7 @@ impl Kernels {
                         product: args,
                         adapted,
                     };
-                    self.launch(stream, &name, grid, threads, shared, &args)
+                    self.launch(stream, &name("_adapted"), grid, threads, shared, &args)
                 }
             }
         }

@@ -32,6 +32,8 @@ pub use timeline::Timeline;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepPlaces {
     pub rows: AllRows,
+    /// Where the residual stream of a single session is by turns with its own place.
+    other_residual: u64,
     /// Of the products.
     pub inputs: Inputs,
     pub attention: StepAttention,
@@ -57,6 +59,8 @@ impl StepPlaces {
         let branch = arena.array::<f32>(if plan.has_branch() { h } else { 0 });
         let inputs = Inputs::place(arena, n * u64::from(plan.widest_input()));
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
+        let part = arena.array::<f32>(h);
+        let other_residual = arena.array::<f32>(u64::from(h_stride));
         let attention = StepAttention::place(arena, plan, rows, multiprocessors);
         let latent = StepLatent::place(arena, plan, rows);
         let recurrent = StepRecurrent::place(arena, plan, rows);
@@ -76,11 +80,13 @@ impl StepPlaces {
                 residual: span(residual, h_stride),
                 branch: span(branch, h_stride),
                 wide: span(wide, wide_stride),
+                part: span(part, h_stride),
                 shared_expert: span(experts.shared, plan.hidden),
                 inputs: span(own_inputs, plan.inputs_len()),
                 streams: span(streams, streams_stride),
                 entry: span(entry, plan.entry_stride()),
             },
+            other_residual,
             inputs,
             attention,
             latent,
@@ -238,6 +244,8 @@ impl StepBuffers {
             batch,
             share_caches: false,
             met: Cell::new(0),
+            waiting: Cell::new(None),
+            is_moved: Cell::new(false),
             timeline,
         })
     }
@@ -255,6 +263,10 @@ pub(super) struct StepOperations<'a> {
     pub share_caches: bool,
     /// Meetings with other ranks so far.
     met: Cell<u32>,
+    /// What is still to be added to the residual stream: the next product may do it.
+    pub(super) waiting: Cell<Option<Addition>>,
+    /// Whether the residual stream is in its other place.
+    is_moved: Cell<bool>,
     timeline: Option<&'a Timeline>,
 }
 
@@ -262,6 +274,90 @@ impl StepOperations<'_> {
     /// Positions that attention reads, where a timeline asks.
     pub fn positions(&self) -> u64 {
         self.timeline.map_or(0, |t| t.positions)
+    }
+
+    /// Where rows are now.
+    pub(super) fn rows(&self) -> AllRows {
+        let at = self.buffers.at();
+        let mut rows = at.rows;
+        if self.is_moved.get() {
+            rows.residual.address = at.other_residual;
+        }
+        rows
+    }
+
+    /// The residual stream, or the norm of it, as the input of a product with `matrix` that makes its own. What waits is added by that
+    /// product, if it can.
+    pub(super) fn take_residual(
+        &self,
+        norm: Option<args::Norm>,
+        matrix: &Matrix,
+    ) -> Result<RowInput> {
+        let (e, hidden) = (&self.eval, self.eval.plan.hidden);
+        if e.adapts(matrix) || !e.kernels.makes_sum(matrix, hidden) {
+            self.settle()?;
+        }
+        let before = self.rows();
+        let Some(addition) = self.waiting.take() else {
+            return Ok(RowInput::Row {
+                x: before.residual.address,
+                norm,
+            });
+        };
+        // Other blocks still read what it was.
+        self.is_moved.set(!self.is_moved.get());
+        Ok(RowInput::Sum {
+            x: before.of(addition.from).address,
+            added: args::RowSum {
+                norm: addition.norm.unwrap_or_default(),
+                base: before.residual.address,
+                sum: self.rows().residual.address,
+                scale: addition.scale,
+                out_scale: addition.out_scale,
+            },
+            norm,
+        })
+    }
+
+    /// Adds what waits to the residual stream.
+    pub(super) fn settle(&self) -> Result<()> {
+        match self.waiting.take() {
+            // SAFETY: *weights*, *workspace*, which `self` promises.
+            Some(addition) => unsafe { self.eval.add(&self.rows(), &addition, self.batch) },
+            None => Ok(()),
+        }
+    }
+
+    /// The same, and brings the residual stream to where it is outside of steps.
+    fn bring_home(&self) -> Result<()> {
+        self.settle()?;
+        if !self.is_moved.get() {
+            return Ok(());
+        }
+        let from = self.rows().residual;
+        self.is_moved.set(false);
+        let copy = args::ResidualAdd {
+            x: from.address,
+            out: self.rows().residual.address,
+            ..self.eval.plan.residual_add(from.stride, None, 1.0)
+        };
+        let (kernels, stream) = (self.eval.kernels, self.eval.stream);
+        // SAFETY: addresses of the *workspace*, which `self` promises.
+        unsafe { kernels.residual_add(stream, &copy, self.batch) }
+    }
+
+    /// Keeps the residual stream before layer `place`, where sessions do.
+    fn keep_place(&self, place: usize) -> Result<()> {
+        if self.eval.keeps.has(place) {
+            self.settle()?;
+        }
+        // SAFETY: addresses of the *sessions* and the *workspace*, which `self` promises.
+        unsafe { (self.eval).keep_place(place, self.rows().residual, self.batch, false) }
+    }
+
+    /// Whether an addition waits for the product that reads its sum.
+    fn waits(&self, addition: &Addition) -> bool {
+        self.batch == 1 && self.eval.link.is_none() && addition.is_of_residual()
     }
 
     fn run(&self, ending: Ending) -> Result<()> {
@@ -287,18 +383,19 @@ impl StepOperations<'_> {
             self.enter(entry)?;
         }
         for (i, layer) in plan.layers.iter().enumerate() {
-            // SAFETY: addresses of the *sessions* and the *workspace*, which `self` promises.
-            unsafe { e.keep_place(i, at.rows.residual, self.batch, false)? };
+            self.keep_place(i)?;
             walk(self, i, layer)?;
         }
-        // SAFETY: as above.
-        unsafe { e.keep_place(plan.layers.len(), at.rows.residual, self.batch, false)? };
+        self.keep_place(plan.layers.len())?;
         if !plan.ends.1 {
-            return Ok(());
+            return self.bring_home();
         }
         self.end_streams()?;
+        if e.keeps.has_normed() {
+            self.settle()?;
+        }
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
-        unsafe { e.keep(at.rows.residual, self.batch, false)? };
+        unsafe { e.keep(self.rows().residual, self.batch, false)? };
         let logits = Span {
             address: e.link.map_or(at.logits, |link| link.logits(at.logits)),
             stride: plan.n_vocab,
@@ -433,21 +530,25 @@ impl Operations for StepOperations<'_> {
     }
 
     fn input_from(&self, rows: Rows, len: u32, matrix: &Matrix) -> Result<RowInput> {
-        self.row_input(self.buffers.at().rows.of(rows), len, None, matrix)
+        self.settle()?;
+        self.row_input(self.rows().of(rows), len, None, matrix)
     }
 
     fn streams(&self, layer: &StreamLayerPlan, work: StreamWork) -> Result<()> {
-        let rows = &self.buffers.at().rows;
+        self.settle()?;
         // SAFETY: *weights*, *workspace*, which `self` promises.
-        unsafe { self.eval.layer_streams(rows, layer, work, self.batch) }
+        unsafe { (self.eval).layer_streams(&self.rows(), layer, work, self.batch) }
+    }
+
+    fn own_part(&self, layer: usize, own: &LayerInputPlan, addition: &Addition) -> Result<bool> {
+        self.whole_own_part(layer, own, addition)
     }
 
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
         if let Some(weighted) = self.fused_weighted(layer, own)? {
             return Ok(weighted);
         }
-        let rows = &self.buffers.at().rows;
-        self.normed(None, &own.gate, rows.wide)?;
+        self.normed(None, &own.gate, self.rows().wide)?;
         self.weighted_input(layer, own)
     }
 
@@ -458,9 +559,22 @@ impl Operations for StepOperations<'_> {
         to: Rows,
         residual: Option<Rows>,
     ) -> Result<()> {
-        let rows = &self.buffers.at().rows;
+        if residual.is_some() {
+            self.settle()?;
+        }
+        let rows = self.rows();
         let residual = residual.map_or(0, |residual| rows.of(residual).address);
         self.product_of(matrix, input, rows.of(to), residual)
+    }
+
+    fn scaled_product(
+        &self,
+        matrix: &Matrix,
+        input: &RowInput,
+        addition: &Addition,
+    ) -> Result<bool> {
+        self.settle()?;
+        self.scaled(matrix, input, addition)
     }
 
     fn is_rank(&self) -> bool {
@@ -468,21 +582,26 @@ impl Operations for StepOperations<'_> {
     }
 
     fn sum_ranks(&self, from: Rows, base: Option<Rows>, to: Rows) -> Result<()> {
-        let rows = &self.buffers.at().rows;
+        let rows = self.rows();
         // SAFETY: *workspace*, which `self` promises, as that all ranks do the same.
         unsafe {
             self.eval
-                .sum_ranks(rows, (from, base, to), self.batch, &self.met)
+                .sum_ranks(&rows, (from, base, to), self.batch, &self.met)
         }
     }
 
     fn add(&self, addition: &Addition) -> Result<()> {
-        let rows = &self.buffers.at().rows;
+        self.settle()?;
+        if self.waits(addition) {
+            self.waiting.set(Some(*addition));
+            return Ok(());
+        }
         // SAFETY: *weights*, *workspace*, which `self` promises.
-        unsafe { self.eval.add(rows, addition, self.batch) }
+        unsafe { self.eval.add(&self.rows(), addition, self.batch) }
     }
 
     fn route(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()> {
+        self.settle()?;
         self.choose_experts(norm, experts)
     }
 
@@ -508,7 +627,8 @@ impl Operations for StepOperations<'_> {
     }
 
     fn on_host(&self, layer: usize) -> Result<()> {
-        let residual = self.buffers.at().rows.residual;
+        self.settle()?;
+        let residual = self.rows().residual;
         match &self.buffers.host {
             // SAFETY: *workspace*, which `self` promises.
             Some(host) => unsafe { host.enqueue(&self.eval, layer, residual, self.batch) },

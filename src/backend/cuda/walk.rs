@@ -26,6 +26,9 @@ pub(super) enum Rows {
     Branch,
     /// The outputs of the last product, as wide as the widest.
     Wide,
+    /// Those of a part's last product, as wide as the network, where they are not added as they are. The next product may read them
+    /// while it writes `Wide`.
+    Part,
     /// The outputs of a shared expert, as wide as the network; or the sum of those of experts with a width of their own.
     SharedExpert,
 }
@@ -36,6 +39,7 @@ pub(super) struct AllRows {
     pub residual: Span,
     pub branch: Span,
     pub wide: Span,
+    pub part: Span,
     pub shared_expert: Span,
     /// Of the layers' own inputs, one behind the other.
     pub inputs: Span,
@@ -69,6 +73,7 @@ impl AllRows {
             Rows::Residual => self.residual,
             Rows::Branch => self.branch,
             Rows::Wide => self.wide,
+            Rows::Part => self.part,
             Rows::SharedExpert => self.shared_expert,
         }
     }
@@ -108,9 +113,14 @@ impl Addition {
         }
     }
 
-    /// Whether the outputs are added as they are.
+    /// Whether the outputs are added as they are, but for a factor.
     fn is_plain(&self) -> bool {
         self.norm.is_none() && self.out_scale == 1.0
+    }
+
+    /// Whether this adds the last part's outputs to the residual stream.
+    pub fn is_of_residual(&self) -> bool {
+        (self.from, self.base, self.to) == (Rows::Part, Some(Rows::Residual), Rows::Residual)
     }
 }
 
@@ -159,6 +169,12 @@ pub(super) trait Operations {
     /// The activation of what the gate lets through of the layer's own input: `activation(gate * Residual) * own`.
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<Self::Input>;
 
+    /// All of the part of a layer with an input of its own, if one operation does that. Whether it does is the answer.
+    fn own_part(&self, layer: usize, own: &LayerInputPlan, addition: &Addition) -> Result<bool> {
+        let _ = (layer, own, addition);
+        Ok(false)
+    }
+
     /// `to = matrix * input`, plus `residual` if there is one.
     fn product(
         &self,
@@ -167,6 +183,17 @@ pub(super) trait Operations {
         to: Rows,
         residual: Option<Rows>,
     ) -> Result<()>;
+
+    /// `to = base + scale * matrix * input`, if one operation does that. Whether it does is the answer.
+    fn scaled_product(
+        &self,
+        matrix: &Matrix,
+        input: &Self::Input,
+        addition: &Addition,
+    ) -> Result<bool> {
+        let _ = (matrix, input, addition);
+        Ok(false)
+    }
 
     /// Whether other ranks have shares of the same layers, so that what a part's last product makes is a share of a sum.
     fn is_rank(&self) -> bool {
@@ -225,7 +252,7 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
     let out_scale = |is_last| if is_last { block.output_scale } else { 1.0 };
     let is_fed = !matches!(block.feed_forward, FeedForwardPlan::None);
     let mixed = Addition {
-        from: Rows::Wide,
+        from: Rows::Part,
         norm: block.mixer_post_norm,
         scale: block.residual_scale,
         base: Some(Rows::Residual),
@@ -242,7 +269,7 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         None => mixed,
     };
     let fed = Addition {
-        from: Rows::Wide,
+        from: Rows::Part,
         norm: block.feed_forward_post_norm,
         scale: block.residual_scale,
         base: Some(between),
@@ -344,15 +371,17 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         return ops.mark(Work::Down, own.gate.bytes() + own.projection.bytes());
     }
     let added = Addition {
-        from: Rows::Wide,
+        from: Rows::Part,
         norm: own.post_norm,
         scale: 1.0,
         base: Some(Rows::Residual),
         to: Rows::Residual,
         out_scale: block.output_scale,
     };
-    let input = ops.own_input(index, own)?;
-    output(ops, &own.projection, &input, &added)?;
+    if !ops.own_part(index, own, &added)? {
+        let input = ops.own_input(index, own)?;
+        output(ops, &own.projection, &input, &added)?;
+    }
     ops.mark(Work::Down, own.gate.bytes() + own.projection.bytes())
 }
 
@@ -372,25 +401,32 @@ fn output<O: Operations>(
     input: &O::Input,
     addition: &Addition,
 ) -> Result<()> {
+    let made = addition.from;
     if ops.is_rank() {
-        ops.product(matrix, input, Rows::Wide, None)?;
+        ops.product(matrix, input, made, None)?;
         return add_ranks(ops, addition);
     }
-    if addition.is_plain() && addition.scale == 1.0 {
+    if addition.is_plain() {
         // The product adds.
-        return ops.product(matrix, input, addition.to, addition.base);
+        if addition.scale == 1.0 {
+            return ops.product(matrix, input, addition.to, addition.base);
+        }
+        if ops.scaled_product(matrix, input, addition)? {
+            return Ok(());
+        }
     }
-    ops.product(matrix, input, Rows::Wide, None)?;
+    ops.product(matrix, input, made, None)?;
     ops.add(addition)
 }
 
-/// Adds what all ranks have in `Wide`.
+/// Adds what all ranks have made.
 fn add_ranks<O: Operations>(ops: &O, addition: &Addition) -> Result<()> {
+    let made = addition.from;
     if addition.is_plain() && addition.scale == 1.0 {
         // The sum adds.
-        return ops.sum_ranks(Rows::Wide, addition.base, addition.to);
+        return ops.sum_ranks(made, addition.base, addition.to);
     }
-    ops.sum_ranks(Rows::Wide, None, Rows::Wide)?;
+    ops.sum_ranks(made, None, made)?;
     ops.add(addition)
 }
 
@@ -402,7 +438,7 @@ fn walk_both<O: Operations>(
     addition: &Addition,
 ) -> Result<()> {
     let own = |norm: args::Norm, base: Option<Rows>| Addition {
-        from: Rows::Wide,
+        from: Rows::Part,
         norm: Some(norm),
         scale: 1.0,
         base,
@@ -490,7 +526,7 @@ fn walk_experts<O: Operations>(
     };
     let alone = ExpertSum {
         base: None,
-        to: Rows::Wide,
+        to: addition.from,
         ..sum
     };
     match ops.is_rank() {

@@ -514,6 +514,37 @@ pub struct Product {
     pub activation: Activation,
 }
 
+/// `RowSumArgs`.
+///
+/// A row that is added up before it is read: out_scale * (base + scale * x), of the norm of x where it has one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowSum {
+    /// Weight NULL: none.
+    pub norm: Norm,
+    /// NULL: nothing is added up.
+    pub base: ConstPtr<f32>,
+    /// Where the sum is kept: neither `base` nor x.
+    pub sum: Ptr<f32>,
+    pub scale: f32,
+    pub out_scale: f32,
+}
+
+/// `SummedProductArgs`.
+///
+/// A product of a row that is added up before, or with a factor, or both.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SummedProduct {
+    /// `x` is what is added, and `norm` that of the sum.
+    pub product: Product,
+    /// At most 4096 elements.
+    pub added: RowSum,
+    /// `residual` is added to so many times the result.
+    pub scale: f32,
+    pub padding: u32,
+}
+
 /// `MatmulArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -729,6 +760,8 @@ const _: () = {
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
     assert!(size_of::<Product>() == 352);
+    assert!(size_of::<RowSum>() == 48);
+    assert!(size_of::<SummedProduct>() == 408);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 56);

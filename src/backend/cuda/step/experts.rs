@@ -28,7 +28,7 @@ impl StepOperations<'_> {
     /// The row of a single session, if the kernels for one take these experts.
     pub(super) fn one_row(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Option<OneRow> {
         let row = OneRow {
-            x: self.buffers.at().rows.residual.address,
+            x: self.rows().residual.address,
             norm,
             len: self.eval.plan.hidden,
         };
@@ -224,17 +224,17 @@ impl StepOperations<'_> {
         e: &ExpertsPlan,
         sum: &ExpertSum,
     ) -> Result<()> {
-        let at = self.buffers.at();
+        let (at, rows) = (self.buffers.at(), self.rows());
         if self.one_row(norm, e).is_some() {
             let route = route_args(e, &at.experts.choice);
             let down = DownSum {
                 shared: match e.shared {
-                    Some(_) => at.rows.shared_expert.address,
+                    Some(_) => rows.shared_expert.address,
                     None => 0,
                 },
-                base: sum.base.map_or(0, |base| at.rows.of(base).address),
+                base: sum.base.map_or(0, |base| rows.of(base).address),
                 scale: sum.scale,
-                out: at.rows.of(sum.to).address,
+                out: rows.of(sum.to).address,
             };
             let (kernels, stream) = (self.eval.kernels, self.eval.stream);
             // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
@@ -246,6 +246,6 @@ impl StepOperations<'_> {
             weights: at.experts.choice.weights,
         };
         // SAFETY: *workspace*, which `self` promises.
-        unsafe { self.eval.combine(&at.rows, &outputs, e, sum, self.batch) }
+        unsafe { self.eval.combine(&rows, &outputs, e, sum, self.batch) }
     }
 }

@@ -7,7 +7,7 @@ use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::{LayerInputPlan, MlpPlan};
 use crate::backend::cuda::product::{Finish, Product, RowInput};
-use crate::backend::cuda::walk::{MlpInput, Operations, Span};
+use crate::backend::cuda::walk::{Addition, MlpInput, Operations, Span};
 use crate::error::Result;
 
 impl StepOperations<'_> {
@@ -47,10 +47,7 @@ impl StepOperations<'_> {
         let kernels = self.eval.kernels;
         let product = Product {
             matrix: &mlp.up,
-            input: RowInput::Row {
-                x: at.rows.residual.address,
-                norm,
-            },
+            input: self.take_residual(norm, &mlp.up)?,
             finish,
             out: at.inputs.f32,
             adapted: self.adapted(&mlp.up),
@@ -90,15 +87,42 @@ impl StepOperations<'_> {
         out: Span,
     ) -> Result<()> {
         if self.fuses(matrix, norm, 1) {
-            let input = RowInput::Row {
-                x: self.buffers.at().rows.residual.address,
-                norm,
-            };
+            let input = self.take_residual(norm, matrix)?;
             return self.product_of(matrix, &input, out, 0);
         }
+        self.settle()?;
         self.input(norm, matrix.groups, matrix.forms())?;
         self.mark(Work::Norm, 0)?;
         self.matvec(matrix, out, 0)
+    }
+
+    /// `to = base + scale * matrix * input`, if one kernel does that.
+    pub(super) fn scaled(
+        &self,
+        matrix: &Matrix,
+        input: &RowInput,
+        addition: &Addition,
+    ) -> Result<bool> {
+        let takes =
+            self.batch == 1 && !self.eval.adapts(matrix) && self.eval.kernels.scales(matrix);
+        let (Some(base), true) = (addition.base, takes) else {
+            return Ok(false);
+        };
+        let rows = self.rows();
+        let product = Product {
+            matrix,
+            input: *input,
+            finish: Finish::Plain {
+                residual: rows.of(base).address,
+                scale: addition.scale,
+            },
+            out: rows.of(addition.to).address,
+            adapted: None,
+        };
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input is there in the form that it
+        // names.
+        unsafe { self.eval.kernels.product(self.eval.stream, &product)? };
+        Ok(true)
     }
 
     /// `out = matrix * input + residual`; without it where that is 0.
@@ -115,7 +139,10 @@ impl StepOperations<'_> {
         let product = Product {
             matrix,
             input: *input,
-            finish: Finish::Plain { residual },
+            finish: Finish::Plain {
+                residual,
+                scale: 1.0,
+            },
             out: out.address,
             adapted: self.adapted(matrix),
         };
@@ -127,18 +154,19 @@ impl StepOperations<'_> {
     /// The input of a product, as rows of `groups` groups in these forms: the residual stream or its norm.
     pub(super) fn input(&self, norm: Option<args::Norm>, groups: u32, forms: Forms) -> Result<()> {
         let (at, hidden) = (self.buffers.at(), self.eval.plan.hidden);
+        let residual = self.rows().residual;
         let inputs = at.inputs.only(forms);
         let source = match norm {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
         };
         let quantize_input = args::QuantizeInput {
-            x: at.rows.residual.address,
+            x: residual.address,
             norm: norm.unwrap_or_default(),
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
-            x_stride: at.rows.residual.stride,
+            x_stride: residual.stride,
             len: hidden,
             groups,
             source: source as u32,
@@ -187,10 +215,7 @@ impl StepOperations<'_> {
         let weighted = own.weighted(layer, &at.rows);
         let product = Product {
             matrix: &own.gate,
-            input: RowInput::Row {
-                x: at.rows.residual.address,
-                norm: None,
-            },
+            input: self.take_residual(None, &own.gate)?,
             finish: Finish::Weigh(own.activation, weighted.gate),
             out: at.inputs.f32,
             adapted: self.adapted(&own.gate),
@@ -302,7 +327,10 @@ impl StepOperations<'_> {
             let product = Product {
                 matrix,
                 input: RowInput::Rounded(inputs),
-                finish: Finish::Plain { residual },
+                finish: Finish::Plain {
+                    residual,
+                    scale: 1.0,
+                },
                 out: out.address,
                 adapted: self.adapted(matrix),
             };

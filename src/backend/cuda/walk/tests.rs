@@ -19,6 +19,10 @@ struct Recorder {
     joins: bool,
     /// Whether other ranks have shares of the layers.
     is_rank: bool,
+    /// Whether a product has a factor.
+    scales: bool,
+    /// Whether a layer's own input is one operation.
+    owns: bool,
 }
 
 const NAMES: [&str; 7] = [
@@ -133,6 +137,17 @@ impl Operations for Recorder {
         self.line(format!("{to:?} = {residual}{} * {input}", name(matrix)))
     }
 
+    fn scaled_product(&self, matrix: &Matrix, input: &&'static str, a: &Addition) -> Result<bool> {
+        if self.scales {
+            let (base, name) = (a.base.unwrap(), name(matrix));
+            self.line(format!(
+                "{:?} = {base:?} + {} * {name} * {input}",
+                a.to, a.scale
+            ))?;
+        }
+        Ok(self.scales)
+    }
+
     fn add(&self, a: &Addition) -> Result<()> {
         let (to, scale) = (a.to, a.scale);
         let branch = normed(a.norm, &format!("{:?}", a.from));
@@ -159,6 +174,18 @@ impl Operations for Recorder {
             StreamWork::Spread(norm) => format!("+ {}", normed(norm, "Wide")),
         };
         self.line(format!("{} streams: {what}", layer.count))
+    }
+
+    fn own_part(&self, layer: usize, own: &LayerInputPlan, a: &Addition) -> Result<bool> {
+        if self.owns {
+            let (gate, projection) = (name(&own.gate), name(&own.projection));
+            let sum = normed(a.norm, "made");
+            self.line(format!(
+                "own part of {layer} by {gate} and {projection}: {} * ({:?} + {sum})",
+                a.out_scale, a.to
+            ))?;
+        }
+        Ok(self.owns)
     }
 
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<&'static str> {
@@ -424,11 +451,11 @@ fn post_norms_and_scales_take_a_product_of_its_own() {
     let want = [
         "Wide = qkv * norm1(Residual)",
         "attend in layer 3",
-        "Wide = output * attended",
-        "Residual = Residual + 1 * norm5(Wide)",
+        "Part = output * attended",
+        "Residual = Residual + 1 * norm5(Part)",
         "inner = up * norm2(Residual)",
-        "Wide = down * inner",
-        "Residual = Residual + 1 * norm6(Wide)",
+        "Part = down * inner",
+        "Residual = Residual + 1 * norm6(Part)",
     ];
     assert_eq!(operations(&normed), want);
     let scaled = LayerPlan {
@@ -439,11 +466,11 @@ fn post_norms_and_scales_take_a_product_of_its_own() {
     let want = [
         "Wide = qkv * norm1(Residual)",
         "attend in layer 3",
-        "Wide = output * attended",
-        "Branch = Residual + 0.5 * Wide",
+        "Part = output * attended",
+        "Branch = Residual + 0.5 * Part",
         "inner = up * norm2(Residual)",
-        "Wide = down * inner",
-        "Residual = Branch + 0.5 * Wide",
+        "Part = down * inner",
+        "Residual = Branch + 0.5 * Part",
     ];
     assert_eq!(operations(&scaled), want);
 }
@@ -456,7 +483,7 @@ fn experts_are_chosen_multiplied_and_summed() {
         ..block()
     };
     let want = [
-        "Residual = Residual + 0.5 * Wide",
+        "Residual = Residual + 0.5 * Part",
         "[output 200]",
         "routed = norm2(Residual)",
         "experts' gate and up",
@@ -559,13 +586,13 @@ fn ranks_sum_what_their_shares_of_experts_make() {
     let want = [
         "Wide = qkv * norm1(Residual)",
         "attend in layer 3",
-        "Wide = output * attended",
-        "Residual = Residual + Wide of all ranks",
+        "Part = output * attended",
+        "Residual = Residual + Part of all ranks",
         "routed = norm2(Residual)",
         "experts' gate and up",
         "experts' down",
-        "Wide = sum",
-        "Residual = Residual + Wide of all ranks",
+        "Part = sum",
+        "Residual = Residual + Part of all ranks",
     ];
     assert_eq!(ranked(&plain), want);
     let normed = LayerPlan {
@@ -574,9 +601,9 @@ fn ranks_sum_what_their_shares_of_experts_make() {
         ..block()
     };
     let want = [
-        "Wide = sum",
-        "Wide = Wide of all ranks",
-        "Residual = Residual + 1 * norm6(Wide)",
+        "Part = sum",
+        "Part = Part of all ranks",
+        "Residual = Residual + 1 * norm6(Part)",
     ];
     assert_eq!(ranked(&normed)[7..], want);
     let scaled = LayerPlan {
@@ -585,11 +612,34 @@ fn ranks_sum_what_their_shares_of_experts_make() {
         ..block()
     };
     let want = [
-        "Wide = sum",
-        "Wide = Wide of all ranks",
-        "Residual = Residual + 0.5 * Wide",
+        "Part = sum",
+        "Part = Part of all ranks",
+        "Residual = Residual + 0.5 * Part",
     ];
     assert_eq!(ranked(&scaled)[8..], want);
+}
+
+#[test]
+fn a_product_may_add_itself_with_a_factor() {
+    let block = LayerPlan {
+        residual_scale: 0.5,
+        ..block()
+    };
+    let recorder = Recorder {
+        scales: true,
+        ..Recorder::default()
+    };
+    walk(&recorder, 3, &block).unwrap();
+    let mut lines = recorder.lines.into_inner();
+    lines.retain(|line| !line.starts_with('['));
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Residual = Residual + 0.5 * output * attended",
+        "inner = up * norm2(Residual)",
+        "Residual = Residual + 0.5 * down * inner",
+    ];
+    assert_eq!(lines, want);
 }
 
 #[test]
@@ -609,13 +659,13 @@ fn a_feed_forward_part_and_experts_add_up_beside_the_residual_stream() {
     };
     let want = [
         "inner = up * norm2(Residual)",
-        "Wide = down * inner",
-        "Branch = 0 + 1 * norm7(Wide)",
+        "Part = down * inner",
+        "Branch = 0 + 1 * norm7(Part)",
         "routed = norm8(Residual)",
         "experts' gate and up",
         "experts' down",
-        "Wide = sum",
-        "Branch = Branch + 1 * norm9(Wide)",
+        "Part = sum",
+        "Branch = Branch + 1 * norm9(Part)",
         "Residual = 0.25 * (Residual + 1 * norm6(Branch))",
     ];
     assert_eq!(operations(&block)[3..], want);
@@ -630,7 +680,7 @@ fn a_post_norm_of_experts_is_that_of_their_sum() {
         ..block()
     };
     let lines = operations(&block);
-    let want = ["Wide = sum", "Residual = Residual + 0.5 * norm6(Wide)"];
+    let want = ["Part = sum", "Residual = Residual + 0.5 * norm6(Part)"];
     assert_eq!(lines[lines.len() - 2..], want);
 }
 
@@ -641,8 +691,8 @@ fn what_is_added_last_scales_the_sum() {
         ..block()
     };
     let want = [
-        "Wide = down * inner",
-        "Residual = 0.25 * (Residual + 1 * Wide)",
+        "Part = down * inner",
+        "Residual = 0.25 * (Residual + 1 * Part)",
     ];
     let lines = operations(&scaled);
     assert_eq!(lines[lines.len() - 2..], want);
@@ -658,11 +708,22 @@ fn what_is_added_last_scales_the_sum() {
     let want = [
         "Residual = Residual + down * inner",
         "own input of 3 by gate",
-        "Wide = output * let through",
-        "Residual = 0.25 * (Residual + 1 * norm7(Wide))",
+        "Part = output * let through",
+        "Residual = 0.25 * (Residual + 1 * norm7(Part))",
     ];
     let lines = operations(&with_input);
     assert_eq!(lines[lines.len() - 4..], want);
+    let recorder = Recorder {
+        owns: true,
+        ..Recorder::default()
+    };
+    walk(&recorder, 3, &with_input).unwrap();
+    let want = [
+        "own part of 3 by gate and output: 0.25 * (Residual + norm7(made))",
+        "[down 700]",
+    ];
+    let lines = recorder.lines.into_inner();
+    assert_eq!(lines[lines.len() - 2..], want);
     let mixer_alone = LayerPlan {
         feed_forward: FeedForwardPlan::None,
         ..scaled
@@ -670,7 +731,7 @@ fn what_is_added_last_scales_the_sum() {
     let lines = operations(&mixer_alone);
     assert_eq!(
         lines[lines.len() - 1],
-        "Residual = 0.25 * (Residual + 1 * Wide)"
+        "Residual = 0.25 * (Residual + 1 * Part)"
     );
 }
 
@@ -707,11 +768,11 @@ fn several_streams_are_predicted_and_corrected_around_a_layer() {
         "4 streams: Branch = Residual + norm1(Residual) + thin",
         "Wide = qkv * norm1(Residual)",
         "attend in layer 3",
-        "Wide = output * attended",
-        "Residual = 0.70710677 * (Branch + 1 * norm5(Wide))",
+        "Part = output * attended",
+        "Residual = 0.70710677 * (Branch + 1 * norm5(Part))",
         "inner = up * norm2(Residual)",
-        "Wide = down * inner",
-        "Residual = Residual + 1 * norm6(Wide)",
+        "Part = down * inner",
+        "Residual = Residual + 1 * norm6(Part)",
         "4 streams: corrected by Residual",
         "own input of 3 by gate",
         "Wide = output * let through",
