@@ -231,7 +231,8 @@ __device__ __forceinline__ void add_row(const ResidualAddArgs& a, float* scratch
         if (i > 0 && base) b = *(const float4*)(base + at);
         float r[4] = {norm.v[i].x, norm.v[i].y, norm.v[i].z, norm.v[i].w};
         if (a.norm.weight) norm.values(a.norm, i, a.len, r);
-        *(float4*)(out + at) = row_sum(a.scale, a.out_scale, r, b);
+        *(float4*)(out + at) = make_float4(__fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[0], b.x)), __fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[1], b.y)),
+                                           __fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[2], b.z)), __fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[3], b.w)));
     }
 }
 

@@ -86,8 +86,8 @@ template <int N> struct NormRowOf {
 };
 using NormRow = NormRowOf<4>;
 
-// What a part of a layer has made, added to a row: out_scale * (base + scale * v), of the norm of v where it has one. Four
-// elements.
+// Four elements of what residual_add makes: out_scale * (base + scale * v). That kernel has lines of its own, for this function
+// would change its machine code.
 __device__ __forceinline__ float4 row_sum(float scale, float out_scale, const float (&v)[4], float4 base) {
     return make_float4(__fmul_rn(out_scale, __fmaf_rn(scale, v[0], base.x)), __fmul_rn(out_scale, __fmaf_rn(scale, v[1], base.y)),
                        __fmul_rn(out_scale, __fmaf_rn(scale, v[2], base.z)), __fmul_rn(out_scale, __fmaf_rn(scale, v[3], base.w)));
