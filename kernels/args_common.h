@@ -444,15 +444,12 @@ struct RowSumArgs {
     float out_scale;
 };
 
-// A product of a row that is added up before, or with a factor, or both.
+// A product of a row that is added up before.
 struct SummedProductArgs {
     // `x` is what is added, and `norm` that of the sum.
     ProductArgs product;
     // At most 4096 elements.
     RowSumArgs added;
-    // `residual` is added to so many times the result.
-    float scale;
-    uint32_t padding;
 };
 
 struct MatmulArgs {
@@ -644,7 +641,7 @@ static_assert(sizeof(Segment) == 40);
 static_assert(sizeof(MatvecArgs) == 232);
 static_assert(sizeof(ProductArgs) == 352);
 static_assert(sizeof(RowSumArgs) == 48);
-static_assert(sizeof(SummedProductArgs) == 408);
+static_assert(sizeof(SummedProductArgs) == 400);
 static_assert(sizeof(MatmulArgs) == 64);
 static_assert(sizeof(GatedMatmulArgs) == 72);
 static_assert(sizeof(Rotation) == 56);

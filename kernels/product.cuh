@@ -551,7 +551,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, class Static> __de
         const uint32_t row = share.place(i);
         const float r = !a.residual ? 0.0f : i < WARPS * 32 ? residual : __ldcg(residuals + row);
         if (a.finish == PLAIN) {
-            if (!ADAPTED && a.residual) v = SUMMED ? __fmaf_rn(summed->scale, v, r) : __fadd_rn(v, r);
+            if (!ADAPTED && a.residual) v = __fadd_rn(v, r);
         } else {
             v = a.finish == GATE ? gated(a.activation, v, whole(1, i)) : activated(a.activation, v);
             if (a.finish == WEIGH) v = __fmul_rn(v, r);
@@ -579,7 +579,7 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false, bool SUMMED
 #endif
 
 // Kernel names: product_<types>, product_spread_<types> for parts that are spread, and the same with adapted_ before the types, or with
-// summed_ for inputs that may be added up first and products with a factor. These and the adapted ones leave room for another block's
+// summed_ for inputs that are added up first. These and the adapted ones leave room for another block's
 // registers. What only some networks need is in kernels of its own, because registers and instructions cost all.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define PRODUCT_ONE(name, types, spread)                                                                   \

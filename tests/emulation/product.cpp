@@ -19,7 +19,6 @@ struct Launch {
     uint32_t blocks;
     Finish finish = PLAIN;
     const float* residual = NULL;
-    float scale = 1.0f;
     RowSumArgs added{};
 
     std::vector<float> run(const char* what, const std::function<void(ProductArgs&)>& input) const {
@@ -47,9 +46,9 @@ struct Launch {
                 if constexpr (TYPES >> T & 1) a.ring_bytes = std::max(a.ring_bytes, WARPS * stages<T>() * stage_rows<T>() * record_bytes(T, 32));
             });
         }
-        const SummedProductArgs summed{a, added, scale, 0};
+        const SummedProductArgs summed{a, added};
         const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] {
-            if (added.base || scale != 1.0f) product_body<TYPES, false, false, true>(summed.product, NULL, &summed);
+            if (added.base) product_body<TYPES, false, false, true>(summed.product, NULL, &summed);
             else product_body<TYPES>(a);
         });
         check(wrong.empty(), network, what, wrong);
@@ -113,11 +112,6 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
     for (uint32_t i = 0; i < n.hidden; i++) weighed[i] = __fmul_rn(activated(activation, weighed[i]), model.h[i]);
     same("weighed", Launch{n, l.output, blocks, WEIGH, model.h}.run("weighed", rounded), weighed, [&] { return row(weighed); });
 
-    // The same with a factor.
-    std::vector<float> scaled = Launch{n, l.output, blocks}.run("plain", rounded);
-    for (uint32_t i = 0; i < n.hidden; i++) scaled[i] = __fmaf_rn(0.25f, scaled[i], model.h[i]);
-    same("scaled", Launch{n, l.output, blocks, PLAIN, model.h, 0.25f}.run("scaled", rounded), scaled, [&] { return row(scaled); });
-
     // A sum that the product makes first, of the norm of a row or of the row, read as it is or as its norm.
     const std::vector<float> part = Launch{n, l.output, blocks}.run("plain", rounded);
     for (const bool norms_part : {true, false})
@@ -134,7 +128,7 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
             const std::string wrong = emulator::run(1, (n.hidden / 4 + 31) / 32 * 32, 1, [&] { residual_add(add); });
             check(wrong.empty(), n, "sum", wrong);
             const NormArgs norm = norms_sum ? l.feed_forward_norm : NormArgs{};
-            const std::vector<float> got = Launch{n, l.qkv, blocks, PLAIN, NULL, 1.0f, {add.norm, model.h, kept.data(), 0.75f, 0.5f}}.run("product of a sum", [&](ProductArgs& a) {
+            const std::vector<float> got = Launch{n, l.qkv, blocks, PLAIN, NULL, {add.norm, model.h, kept.data(), 0.75f, 0.5f}}.run("product of a sum", [&](ProductArgs& a) {
                 a.x = part.data();
                 a.norm = norm;
             });

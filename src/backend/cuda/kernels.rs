@@ -355,10 +355,7 @@ impl Kernels {
                 let product = Product {
                     matrix,
                     input: RowInput::Rounded(*input),
-                    finish: Finish::Plain {
-                        residual,
-                        scale: 1.0,
-                    },
+                    finish: Finish::Plain { residual },
                     out,
                     adapted: None,
                 };

@@ -20,7 +20,7 @@ const KEPT_OF_ROW: usize = 64;
 const WIDEST_NORM: u32 = 16 * 512;
 /// Widest row that is added up before, by `FOURS_OF_SUM` of product.cuh.
 pub(super) const WIDEST_SUM: u32 = 8 * 512;
-/// Types of matrices whose products add their input up or have a factor, beside the pair.
+/// Types of matrices whose products add their input up, beside the pair.
 const SUMMED: [RecordType; 5] = [
     RecordType::Q8_0,
     RecordType::Q4_0,
@@ -55,12 +55,10 @@ pub enum RowInput {
 /// What is written of a product.
 #[derive(Clone, Copy, Debug)]
 pub enum Finish {
-    /// The product times a factor and what is at an address, or without one the product.
+    /// The product and what is at an address, or 0.
     Plain {
-        /// The address, or 0.
+        /// The address.
         residual: u64,
-        /// The factor.
-        scale: f32,
     },
     /// Its activation.
     Activate(args::Activation),
@@ -191,15 +189,11 @@ impl Kernels {
 
     /// Whether it adds up a row first, of which it makes its input.
     pub fn makes_sum(&self, matrix: &Matrix, len: u32) -> bool {
-        len <= WIDEST_SUM && self.scales(matrix)
-    }
-
-    /// Whether it adds its result with a factor.
-    pub fn scales(&self, matrix: &Matrix) -> bool {
-        (matrix.kernel_groups().iter()).all(|(types, which)| {
-            self.has(&format!("product_summed_{types}"))
-                && self.takes_product(matrix, types, which, 1)
-        })
+        len <= WIDEST_SUM
+            && (matrix.kernel_groups().iter()).all(|(types, which)| {
+                self.has(&format!("product_summed_{types}"))
+                    && self.takes_product(matrix, types, which, 1)
+            })
     }
 
     /// Whether it takes these segments, whose rows have so many halves.
@@ -261,7 +255,7 @@ impl Kernels {
             inverse_len: 1.0 / (product.matrix.groups * 32) as f32,
             ..plan.args
         };
-        let (mut added, mut factor) = (args::RowSum::default(), 1.0);
+        let mut added = None;
         match product.input {
             RowInput::Rounded(inputs) => {
                 (args.q8, args.q8_scale) = (inputs.q8, inputs.q8_scale);
@@ -275,13 +269,13 @@ impl Kernels {
                 added: sum,
                 norm,
             } => {
-                (args.x, added) = (x, sum);
+                (args.x, added) = (x, Some(sum));
                 args.norm = norm.unwrap_or_default();
             }
         }
         (args.finish, args.activation) = match product.finish {
-            Finish::Plain { residual, scale } => {
-                (args.residual, factor) = (residual, scale);
+            Finish::Plain { residual } => {
+                args.residual = residual;
                 (0, args::Activation::default())
             }
             Finish::Activate(activation) => (1, activation),
@@ -295,27 +289,24 @@ impl Kernels {
             0 => "",
             _ => "_spread",
         };
-        let is_summed = added.base != 0 || factor != 1.0;
         let name = |kind: &str| format!("product{spread}{kind}_{types}");
         let grid = (plan.grid, 1, 1);
         let threads = (WARPS * 32) as u32;
         // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
-            match product.adapted {
-                None if is_summed => {
+            match (product.adapted, added) {
+                (None, Some(added)) => {
                     let args = args::SummedProduct {
                         product: args,
                         added,
-                        scale: factor,
-                        padding: 0,
                     };
                     self.launch(stream, &name("_summed"), grid, threads, plan.shared, &args)
                 }
-                None => self.launch(stream, &name(""), grid, threads, plan.shared, &args),
-                Some(_) if is_summed => {
+                (None, None) => self.launch(stream, &name(""), grid, threads, plan.shared, &args),
+                (Some(_), Some(_)) => {
                     fail!(Internal, "a product of a sum with what adapters add")
                 }
-                Some(mut adapted) => {
+                (Some(mut adapted), None) => {
                     adapted.thin_at = plan.thin_at() as u32;
                     let bytes = plan.adapted_bytes((adapted.n_linears * adapted.ranks) as usize);
                     let shared = plan.shared.max(plan.thin_at() + bytes);

@@ -355,9 +355,13 @@ impl StepOperations<'_> {
         unsafe { (self.eval).keep_place(place, self.rows().residual, self.batch, false) }
     }
 
-    /// Whether an addition waits for the product that reads its sum.
+    /// Whether an addition waits for the product that reads its sum. One without a norm is a short kernel, which takes less than
+    /// what all blocks of the product would add.
     fn waits(&self, addition: &Addition) -> bool {
-        self.batch == 1 && self.eval.link.is_none() && addition.is_of_residual()
+        self.batch == 1
+            && self.eval.link.is_none()
+            && addition.is_of_residual()
+            && addition.norm.is_some()
     }
 
     fn run(&self, ending: Ending) -> Result<()> {
@@ -565,16 +569,6 @@ impl Operations for StepOperations<'_> {
         let rows = self.rows();
         let residual = residual.map_or(0, |residual| rows.of(residual).address);
         self.product_of(matrix, input, rows.of(to), residual)
-    }
-
-    fn scaled_product(
-        &self,
-        matrix: &Matrix,
-        input: &RowInput,
-        addition: &Addition,
-    ) -> Result<bool> {
-        self.settle()?;
-        self.scaled(matrix, input, addition)
     }
 
     fn is_rank(&self) -> bool {

@@ -113,7 +113,7 @@ impl Addition {
         }
     }
 
-    /// Whether the outputs are added as they are, but for a factor.
+    /// Whether the outputs are added as they are.
     fn is_plain(&self) -> bool {
         self.norm.is_none() && self.out_scale == 1.0
     }
@@ -183,17 +183,6 @@ pub(super) trait Operations {
         to: Rows,
         residual: Option<Rows>,
     ) -> Result<()>;
-
-    /// `to = base + scale * matrix * input`, if one operation does that. Whether it does is the answer.
-    fn scaled_product(
-        &self,
-        matrix: &Matrix,
-        input: &Self::Input,
-        addition: &Addition,
-    ) -> Result<bool> {
-        let _ = (matrix, input, addition);
-        Ok(false)
-    }
 
     /// Whether other ranks have shares of the same layers, so that what a part's last product makes is a share of a sum.
     fn is_rank(&self) -> bool {
@@ -406,14 +395,9 @@ fn output<O: Operations>(
         ops.product(matrix, input, made, None)?;
         return add_ranks(ops, addition);
     }
-    if addition.is_plain() {
+    if addition.is_plain() && addition.scale == 1.0 {
         // The product adds.
-        if addition.scale == 1.0 {
-            return ops.product(matrix, input, addition.to, addition.base);
-        }
-        if ops.scaled_product(matrix, input, addition)? {
-            return Ok(());
-        }
+        return ops.product(matrix, input, addition.to, addition.base);
     }
     ops.product(matrix, input, made, None)?;
     ops.add(addition)

@@ -532,7 +532,7 @@ pub struct RowSum {
 
 /// `SummedProductArgs`.
 ///
-/// A product of a row that is added up before, or with a factor, or both.
+/// A product of a row that is added up before.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SummedProduct {
@@ -540,9 +540,6 @@ pub struct SummedProduct {
     pub product: Product,
     /// At most 4096 elements.
     pub added: RowSum,
-    /// `residual` is added to so many times the result.
-    pub scale: f32,
-    pub padding: u32,
 }
 
 /// `MatmulArgs`.
@@ -761,7 +758,7 @@ const _: () = {
     assert!(size_of::<Matvec>() == 232);
     assert!(size_of::<Product>() == 352);
     assert!(size_of::<RowSum>() == 48);
-    assert!(size_of::<SummedProduct>() == 408);
+    assert!(size_of::<SummedProduct>() == 400);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 56);

@@ -7,7 +7,7 @@ use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::{LayerInputPlan, MlpPlan};
 use crate::backend::cuda::product::{Finish, Product, RowInput};
-use crate::backend::cuda::walk::{Addition, MlpInput, Operations, Span};
+use crate::backend::cuda::walk::{MlpInput, Operations, Span};
 use crate::error::Result;
 
 impl StepOperations<'_> {
@@ -96,35 +96,6 @@ impl StepOperations<'_> {
         self.matvec(matrix, out, 0)
     }
 
-    /// `to = base + scale * matrix * input`, if one kernel does that.
-    pub(super) fn scaled(
-        &self,
-        matrix: &Matrix,
-        input: &RowInput,
-        addition: &Addition,
-    ) -> Result<bool> {
-        let takes =
-            self.batch == 1 && !self.eval.adapts(matrix) && self.eval.kernels.scales(matrix);
-        let (Some(base), true) = (addition.base, takes) else {
-            return Ok(false);
-        };
-        let rows = self.rows();
-        let product = Product {
-            matrix,
-            input: *input,
-            finish: Finish::Plain {
-                residual: rows.of(base).address,
-                scale: addition.scale,
-            },
-            out: rows.of(addition.to).address,
-            adapted: None,
-        };
-        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input is there in the form that it
-        // names.
-        unsafe { self.eval.kernels.product(self.eval.stream, &product)? };
-        Ok(true)
-    }
-
     /// `out = matrix * input + residual`; without it where that is 0.
     pub(in crate::backend::cuda) fn product_of(
         &self,
@@ -139,10 +110,7 @@ impl StepOperations<'_> {
         let product = Product {
             matrix,
             input: *input,
-            finish: Finish::Plain {
-                residual,
-                scale: 1.0,
-            },
+            finish: Finish::Plain { residual },
             out: out.address,
             adapted: self.adapted(matrix),
         };
@@ -327,10 +295,7 @@ impl StepOperations<'_> {
             let product = Product {
                 matrix,
                 input: RowInput::Rounded(inputs),
-                finish: Finish::Plain {
-                    residual,
-                    scale: 1.0,
-                },
+                finish: Finish::Plain { residual },
                 out: out.address,
                 adapted: self.adapted(matrix),
             };

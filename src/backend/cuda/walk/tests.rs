@@ -19,8 +19,6 @@ struct Recorder {
     joins: bool,
     /// Whether other ranks have shares of the layers.
     is_rank: bool,
-    /// Whether a product has a factor.
-    scales: bool,
     /// Whether a layer's own input is one operation.
     owns: bool,
 }
@@ -135,17 +133,6 @@ impl Operations for Recorder {
     ) -> Result<()> {
         let residual = residual.map_or(String::new(), |r| format!("{r:?} + "));
         self.line(format!("{to:?} = {residual}{} * {input}", name(matrix)))
-    }
-
-    fn scaled_product(&self, matrix: &Matrix, input: &&'static str, a: &Addition) -> Result<bool> {
-        if self.scales {
-            let (base, name) = (a.base.unwrap(), name(matrix));
-            self.line(format!(
-                "{:?} = {base:?} + {} * {name} * {input}",
-                a.to, a.scale
-            ))?;
-        }
-        Ok(self.scales)
     }
 
     fn add(&self, a: &Addition) -> Result<()> {
@@ -617,29 +604,6 @@ fn ranks_sum_what_their_shares_of_experts_make() {
         "Residual = Residual + 0.5 * Part",
     ];
     assert_eq!(ranked(&scaled)[8..], want);
-}
-
-#[test]
-fn a_product_may_add_itself_with_a_factor() {
-    let block = LayerPlan {
-        residual_scale: 0.5,
-        ..block()
-    };
-    let recorder = Recorder {
-        scales: true,
-        ..Recorder::default()
-    };
-    walk(&recorder, 3, &block).unwrap();
-    let mut lines = recorder.lines.into_inner();
-    lines.retain(|line| !line.starts_with('['));
-    let want = [
-        "Wide = qkv * norm1(Residual)",
-        "attend in layer 3",
-        "Residual = Residual + 0.5 * output * attended",
-        "inner = up * norm2(Residual)",
-        "Residual = Residual + 0.5 * down * inner",
-    ];
-    assert_eq!(lines, want);
 }
 
 #[test]
