@@ -184,7 +184,11 @@ impl Depth {
         }
         class.rest = class.pause;
         class.pause = (2 * class.pause).min(LONGEST_PAUSE);
-        TRIAL.min(most)
+        // Those that are right may be worth it only where there are many.
+        match expected(right, most) > 2.0 * expected(right, TRIAL) {
+            true => most,
+            false => TRIAL.min(most),
+        }
     }
 
     /// Seconds of a step without drafts; 0 if unknown.
@@ -208,16 +212,21 @@ impl Depth {
         }
     }
 
-    /// Seconds that the best number of up to `most` drafts of a class saves a token.
+    /// Seconds that the best number of up to `most` drafts of a class saves a token, if numbers that were hardly tried cost no more than
+    /// fewer.
     pub fn gain(&self, class: usize, most: usize) -> f32 {
         let right = self.classes[class.min(CLASSES - 1)].right;
         let (mut tokens, mut chance) = (1.0, 1.0);
         let base = self.times.known(0);
-        let mut least = base;
+        let (mut least, mut hoped) = (base, base);
         for count in 1..=most {
             chance *= right;
             tokens += chance;
-            let cost = self.times.cost(0, count).max(base);
+            hoped = self.times.known(count).max(hoped);
+            let cost = match self.times.is_new(count) {
+                true => hoped,
+                false => self.times.cost(0, count).max(base),
+            };
             let seconds = cost + self.drafting.seconds(count);
             least = least.min(seconds / tokens);
         }
@@ -258,6 +267,11 @@ impl Depth {
             class.right += new * (f32::from(u8::from(i < right)) - class.right);
         }
     }
+}
+
+/// Tokens of a step with so many drafts, each of which is right with a probability.
+fn expected(right: f32, count: usize) -> f32 {
+    (0..=count as i32).map(|n| right.powi(n)).sum()
 }
 
 /// An average of the last times that forgets what is longer than usual: the machine may have been busy, and the first step of
