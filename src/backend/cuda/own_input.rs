@@ -18,14 +18,6 @@ const STATIC_SHARED: usize = 1024;
 const INPUT_BYTES: u32 = 36;
 /// Widest row: what two fours of each thread are.
 const WIDEST: u32 = 8 * 512;
-/// Types of matrices that there are kernels for.
-const TYPES: [RecordType; 5] = [
-    RecordType::Q8_0,
-    RecordType::Q4_0,
-    RecordType::Q4K,
-    RecordType::Q5K,
-    RecordType::Q6K,
-];
 
 /// The kernel of matrices of this type.
 fn kernel(ty: RecordType) -> String {
@@ -62,7 +54,7 @@ impl Kernels {
             return Ok(());
         }
         let most = properties.shared_bytes - STATIC_SHARED;
-        for ty in TYPES {
+        for ty in RecordType::SUMMED {
             self.find("own_input", &kernel(ty), most)?;
         }
         Ok(())

@@ -20,14 +20,6 @@ const KEPT_OF_ROW: usize = 64;
 const WIDEST_NORM: u32 = 16 * 512;
 /// Widest row that is added up before, by `FOURS_OF_SUM` of product.cuh.
 pub(super) const WIDEST_SUM: u32 = 8 * 512;
-/// Types of matrices whose products add their input up, beside the pair.
-const SUMMED: [RecordType; 5] = [
-    RecordType::Q8_0,
-    RecordType::Q4_0,
-    RecordType::Q4K,
-    RecordType::Q5K,
-    RecordType::Q6K,
-];
 
 /// Where a product's input is.
 #[derive(Clone, Copy, Debug)]
@@ -168,7 +160,7 @@ impl Kernels {
         for kind in ["product", "product_adapted", "product_summed"] {
             self.find("product_k", &format!("{kind}_{PAIR}"), most)?;
         }
-        for ty in SUMMED {
+        for ty in RecordType::SUMMED {
             for kind in ["product_summed", "product_spread_summed"] {
                 let name = format!("{kind}_{}", ty.name());
                 self.find(&kernel_file("product", ty), &name, most)?;

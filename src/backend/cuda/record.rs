@@ -89,6 +89,15 @@ records! {
 }
 
 impl RecordType {
+    /// Those whose products of one row may add their input up (`product_summed_*`, and `own_input_*` for two products in one).
+    pub const SUMMED: [RecordType; 5] = [
+        RecordType::Q8_0,
+        RecordType::Q4_0,
+        RecordType::Q4K,
+        RecordType::Q5K,
+        RecordType::Q6K,
+    ];
+
     /// The type on the device of weights that have this type in the file.
     pub fn of(ty: TensorType) -> RecordType {
         match ty {
