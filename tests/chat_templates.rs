@@ -14,9 +14,9 @@ use std::path::Path;
 
 /// 2024-07-26 15:04:05, which the reference was given as now.
 const NOW: i64 = 1_722_006_245;
-const FEATURES: &str = include_str!("data/chat/features.jsonl");
+const FEATURES: &[u8] = include_bytes!("data/chat/features.jsonl.xz");
 const PUBLISHED: &[u8] = include_bytes!("data/chat/published.jsonl.xz");
-const CONVERSATIONS: &str = include_str!("data/chat/conversations.jsonl");
+const CONVERSATIONS: &[u8] = include_bytes!("data/chat/conversations.jsonl.xz");
 
 fn main() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/templates");
@@ -77,7 +77,7 @@ fn report(all: usize, differences: Vec<String>) -> Result<(), Failed> {
 }
 
 fn features() -> Result<(), Failed> {
-    let cases: Vec<Value> = lines(FEATURES).collect();
+    let cases: Vec<Value> = lines(&xz::text(FEATURES)).collect();
     assert!(cases.len() > 60, "only {} features", cases.len());
     let differs = |case: &Value| {
         let template = case["template"].as_str()?;
@@ -90,7 +90,7 @@ fn features() -> Result<(), Failed> {
 fn published(path: &Path, cases: &[Value]) -> Result<(), Failed> {
     let template = std::fs::read_to_string(path)?;
     let named = |line: Value| (line["name"].as_str().unwrap().to_owned(), line);
-    let documents: HashMap<String, Value> = lines(CONVERSATIONS).map(named).collect();
+    let documents: HashMap<String, Value> = lines(&xz::text(CONVERSATIONS)).map(named).collect();
     assert!(cases.len() == documents.len(), "{} cases", cases.len());
     let differs = |case: &Value| {
         let name = case["name"].as_str()?;

@@ -1,4 +1,4 @@
-"""Ids that the tokenizers package gives for hamlet's own tokenizer.json, as hamlet_tokens.tsv: a line a text, its UTF-8 in hex and the ids.
+"""Ids that the tokenizers package gives for hamlet's own tokenizer.json, as hamlet_tokens.tsv, which pack.py packs: a line a text, its UTF-8 in hex and the ids.
 Usage: make_hamlet_tokens.py TOKENIZER_JSON OUT"""
 import random
 import sys

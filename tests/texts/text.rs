@@ -43,7 +43,8 @@ fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<u8> {
 fn ids_of_the_reference() {
     let tokenizer = hamlet();
     let mut count = 0;
-    for line in include_str!("../data/hamlet_tokens.tsv").lines().skip(1) {
+    let lines = crate::xz::text(include_bytes!("../data/hamlet_tokens.tsv.xz"));
+    for line in lines.lines().skip(1) {
         let (hex, ids) = line.split_once('\t').unwrap();
         let byte = |i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap();
         let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();

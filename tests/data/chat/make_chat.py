@@ -3,10 +3,10 @@
 
     make_chat.py FOLDER    renders every *.jinja of FOLDER with every conversation into published.jsonl.xz
                            (the templates are their publishers' and stay where they are)
-    make_chat.py           renders the templates of features.py into features.jsonl
+    make_chat.py           renders the templates of features.py into features.jsonl.xz
 
 Each line is {"template", "name", "document", "text" or "error"}; documents of published.jsonl.xz are those
-of conversations.jsonl, by name. Made with transformers 5.23.0 and Jinja2 3.1.6.
+of conversations.jsonl.xz, by name. Made with transformers 5.23.0 and Jinja2 3.1.6.
 """
 import datetime
 import json
@@ -52,11 +52,11 @@ def write(name, lines):
 def main():
     if len(sys.argv) < 2:
         lines = [{"template": template, "document": document, **render(template, document)} for template, document in FEATURES]
-        write("features.jsonl", lines)
+        write("features.jsonl.xz", lines)
         return
     documents = {name: {"messages": messages} for name, messages in CONVERSATIONS.items()} | EXTRA
     documents |= {name + "+prompt": {**document, "add_generation_prompt": True} for name, document in documents.items()}
-    write("conversations.jsonl", [{"name": name, "document": document} for name, document in documents.items()])
+    write("conversations.jsonl.xz", [{"name": name, "document": document} for name, document in documents.items()])
     lines = []
     for path in sorted(pathlib.Path(sys.argv[1]).glob("*.jinja")):
         template = path.read_text()
