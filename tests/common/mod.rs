@@ -22,6 +22,7 @@ pub mod states;
 pub mod threads;
 pub mod tiny;
 pub mod tiny_experts;
+pub mod variants;
 pub mod work;
 pub mod xz;
 

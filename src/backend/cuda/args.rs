@@ -10,6 +10,7 @@
 mod adapters;
 mod common;
 mod experts;
+mod heads;
 mod latent;
 mod own;
 mod predictor;
@@ -21,6 +22,7 @@ mod texts;
 pub use adapters::*;
 pub use common::*;
 pub use experts::*;
+pub use heads::*;
 pub use latent::*;
 pub use own::*;
 pub use predictor::*;

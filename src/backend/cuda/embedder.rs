@@ -133,6 +133,7 @@ impl ChunkOperations<'_> {
         // Attention writes the input of the output's product itself, where nothing comes between and tiles are whole.
         let width = attention.n_heads * attention.head_dim;
         let direct = attention.gate == 0
+            && !attention.heads.finishes()
             && attention.head_dim.is_multiple_of(8)
             && width.is_multiple_of(TILE_K)
             && attention.output.groups * 32 == width;
@@ -177,11 +178,9 @@ impl ChunkOperations<'_> {
                 false => layout.window,
             },
         };
+        self.ready(attention)?;
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe {
-            if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
-                e.kernels.norm_parts(e.stream, &norms, self.rows)?;
-            }
             e.kernels.rope_append(e.stream, &rope, self.rows)?;
             e.kernels.flash_texts(e.stream, &flash, texts.tiles)?;
         }

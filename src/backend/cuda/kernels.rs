@@ -117,6 +117,7 @@ impl Kernels {
             self.find(module, name, bytes)?;
         }
         self.find_attention()?;
+        self.find_heads()?;
         self.find_texts()?;
         self.find_experts()?;
         self.find_products()?;

@@ -2,6 +2,7 @@
 //! memory it needs between its kernels, and how a step and a chunk do it.
 
 mod attention;
+mod heads;
 mod latent;
 mod mamba1;
 mod recurrent;

@@ -892,7 +892,9 @@ impl Plan {
             None => 2 * self.hidden,
         });
         let rows = self.layer_matrices().map(|m| m.rows);
-        rows.chain([streams, entry]).max().unwrap_or(0).max(1)
+        let heads = self.attention().map(|a| a.heads.row_len());
+        let rows = rows.chain(heads).chain([streams, entry]);
+        rows.max().unwrap_or(0).max(1)
     }
 
     /// The layers' attentions.

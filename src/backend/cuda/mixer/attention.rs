@@ -1,5 +1,6 @@
 //! Self-attention of a layer: its plan, its memory, and its kernels in a step and in a chunk.
 
+use super::heads::HeadsPlan;
 use super::recurrent::rows;
 use crate::backend::Work;
 use crate::backend::cuda::adapters::Piece;
@@ -28,7 +29,7 @@ pub struct AttentionPlan {
     pub keys_of: usize,
     /// The head of `qkv` that values begin with.
     pub value_head: u32,
-    /// The row of `qkv` where gates of the heads' results begin, behind the values; 0: there are none.
+    /// The row of `qkv` where gates of the heads' results begin, behind the values; 0: there are none for attention's kernels.
     pub gate: u32,
     /// Query heads.
     pub n_heads: u32,
@@ -42,6 +43,8 @@ pub struct AttentionPlan {
     pub value_norm: args::Norm,
     /// Norms of queries and keys over all heads; weight 0: none.
     pub row_norms: [args::Norm; 2],
+    /// What is done to heads before that, and to their results.
+    pub(in crate::backend::cuda) heads: HeadsPlan,
     /// Of queries and keys.
     pub rotation: args::Rotation,
     /// How products of queries and keys become weights.
@@ -76,24 +79,7 @@ impl Jobs {
         let offset = a.temperature.is_some_and(|t| t.offset > 0);
         let others = [
             (a.chunk.is_some(), "attention within chunks"),
-            (a.clip.is_some(), "a limit of queries, keys and values"),
             (offset, "a factor on the queries that begins with an offset"),
-            (
-                a.value_dim != a.head_dim,
-                "values of another size than keys",
-            ),
-            (a.value_scale != 1.0, "a factor on values"),
-            (a.softplus_gate, "a gate by softplus"),
-            (
-                a.gate
-                    .as_ref()
-                    .is_some_and(|gate| gate.weight.rows() != a.n_heads * a.value_dim),
-                "a gate for each head",
-            ),
-            (
-                a.own_head_norms,
-                "norms of queries and keys with weights of each head",
-            ),
         ];
         if let Some((_, what)) = others.iter().find(|(is_there, _)| *is_there) {
             fail!(
@@ -105,7 +91,9 @@ impl Jobs {
         let mut row_norms = head_norms;
         let shares = a.shares.is_some();
         for (i, norm) in [&a.q_norm, &a.k_norm].into_iter().enumerate() {
-            if let Some(norm) = norm {
+            if let Some(norm) = norm
+                && !a.own_head_norms
+            {
                 let of_a_head = norm.weight.row_len() == a.head_dim;
                 let to = if of_a_head {
                     &mut head_norms
@@ -167,6 +155,7 @@ impl Jobs {
                 (self.fuse_pieces(&parts, &pieces)?, gate as u32)
             }
         };
+        let heads = self.heads(layer, a, (qkv.rows, gate))?;
         let value_head = match keys_are_values {
             true => a.n_heads,
             false => a.n_heads + a.n_kv_heads,
@@ -182,14 +171,15 @@ impl Jobs {
         Ok(AttentionPlan {
             qkv,
             keys_of: a.shares.unwrap_or(layer),
-            value_head: value_head as u32,
+            value_head: heads.value_head().unwrap_or(value_head as u32),
             value_norm,
-            gate,
+            gate: if heads.finishes() { 0 } else { gate },
             n_heads: a.n_heads as u32,
             n_kv_heads: a.n_kv_heads as u32,
             head_dim: a.head_dim as u32,
             head_norms,
             row_norms,
+            heads,
             rotation,
             scores: args::Scores {
                 sinks: self.tensor(a.sinks.as_ref())?,
@@ -218,6 +208,11 @@ impl AttentionPlan {
         self.head_dim > LONGEST_SHORT
     }
 
+    /// Elements of a row of the heads' results in a step.
+    fn result_stride(&self) -> u32 {
+        (self.n_heads * self.head_dim).next_multiple_of(32)
+    }
+
     /// The norms of whole rows of queries and keys at `x`, if there are any.
     pub fn row_norms(&self, x: u64, stride: u32) -> Option<args::NormParts> {
         let len = [self.n_heads, self.n_kv_heads].map(|n| n * self.head_dim);
@@ -242,6 +237,8 @@ pub(in crate::backend::cuda) struct StepAttention {
     q16: u64,
     /// f32, `[rows][n_heads][n_chunks][part_stride]`: what parts of a context give.
     parts: u64,
+    /// f32, `[rows][n_heads * head_dim rounded up to groups of 32]`: results that are not the output product's input.
+    attended: u64,
     /// Parts that a context is cut into at most.
     n_chunks: u32,
 }
@@ -257,10 +254,15 @@ impl StepAttention {
         let rows = u64::from(rows);
         let queries = u64::from(plan.most(|a| a.n_heads * a.head_dim));
         let parts = u64::from(plan.most(|a| a.n_heads * part_stride(a.head_dim)));
+        let attended = plan.most(|a| match a.heads.finishes() {
+            true => a.result_stride(),
+            false => 0,
+        });
         StepAttention {
             q: arena.array::<f32>(rows * queries),
             q16: arena.array::<u16>(rows * queries),
             parts: arena.array::<f32>(rows * parts * u64::from(n_chunks)),
+            attended: arena.array::<f32>(rows * u64::from(attended)),
             n_chunks,
         }
     }
@@ -275,15 +277,26 @@ impl StepOperations<'_> {
     ) -> Result<RowInput> {
         let (e, b) = (&self.eval, self.buffers);
         let (at, qkv) = (&b.at().attention, b.at().rows.wide);
+        let heads = &attention.heads;
         let forms = match attention.output_norm {
-            None => attention.output.forms(),
-            // What the norm reads.
-            Some(_) => Forms {
+            None if !heads.finishes() => attention.output.forms(),
+            // What the norm or another kernel reads.
+            _ => Forms {
                 q8: false,
                 f32: true,
             },
         };
         let inputs = b.at().inputs.only(forms);
+        let attended = match heads.finishes() {
+            true => Span {
+                address: at.attended,
+                stride: attention.result_stride(),
+            },
+            false => Span {
+                address: inputs.f32,
+                stride: attention.output.groups * 32,
+            },
+        };
         let [q_norm, k_norm] = attention.head_norms;
         let layout = e.kv.layers[attention.keys_of];
         let shares = u32::from(attention.keys_of != layer);
@@ -294,7 +307,7 @@ impl StepOperations<'_> {
             parts: at.parts,
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
-            f32: inputs.f32,
+            f32: attended.address,
             qkv: qkv.address,
             gate: match attention.gate {
                 0 => 0,
@@ -315,8 +328,12 @@ impl StepOperations<'_> {
             value_dim: attention.head_dim,
             ..Default::default()
         };
-        if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
+        if let Some(ready) = heads.ready(qkv) {
             // SAFETY: addresses of the *weights* and the *workspace*, which `StepOperations` promises.
+            unsafe { e.kernels.ready_heads(e.stream, &ready, self.batch)? };
+        }
+        if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
+            // SAFETY: likewise.
             unsafe { e.kernels.norm_parts(e.stream, &norms, self.batch)? };
         }
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, likewise; tickets are
@@ -328,16 +345,17 @@ impl StepOperations<'_> {
         let row = 2 * u64::from(layout.n_kv_heads) * u64::from(layout.row_bytes);
         let seen = self.positions().min(u64::from(layout.window));
         self.mark(Work::Attention, seen * row)?;
+        if let Some(finish) = heads.finish(attended, qkv) {
+            // SAFETY: addresses of the *workspace*, likewise.
+            unsafe { e.kernels.finish_heads(e.stream, &finish, self.batch)? };
+            let norm = attention.output_norm;
+            return self.row_input(qkv, heads.result_len(), norm, &attention.output);
+        }
         let Some(norm) = attention.output_norm else {
             return Ok(RowInput::Rounded(b.at().inputs));
         };
-        let attended = Span {
-            address: inputs.f32,
-            stride: attention.output.groups * 32,
-        };
-        let len = attention.n_heads * attention.head_dim;
         // Rows of norms may take the place of what they are of.
-        self.row_input(attended, len, Some(norm), &attention.output)
+        self.row_input(attended, heads.result_len(), Some(norm), &attention.output)
     }
 }
 
@@ -412,10 +430,7 @@ impl ChunkOperations<'_> {
             Some(_) => e.kv.ring_chunk() as u32,
             None => self.rows,
         };
-        if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
-            // SAFETY: addresses of the *weights* and the *workspace*, which `ChunkOperations` promises.
-            unsafe { e.kernels.norm_parts(e.stream, &norms, self.rows)? };
-        }
+        self.ready(attention)?;
         for first_row in (0..self.rows).step_by(at_once as usize) {
             let rows = self.rows.min(first_row + at_once);
             let rope = args::Rope { first_row, ..rope };
@@ -437,19 +452,43 @@ impl ChunkOperations<'_> {
         self.attended(attention)
     }
 
+    /// Does to queries, keys and values what the kernels that rotate them do not.
+    pub(in crate::backend::cuda) fn ready(&self, attention: &AttentionPlan) -> Result<()> {
+        let (e, qkv) = (&self.eval, self.at().rows.wide);
+        // SAFETY: addresses of the *weights* and the *workspace*, which `ChunkOperations` promises.
+        unsafe {
+            if let Some(ready) = attention.heads.ready(qkv) {
+                e.kernels.ready_heads(e.stream, &ready, self.rows)?;
+            }
+            if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
+                e.kernels.norm_parts(e.stream, &norms, self.rows)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The input of the output product, from what heads have attended to.
     pub(in crate::backend::cuda) fn attended(&self, attention: &AttentionPlan) -> Result<()> {
-        let (at, qkv) = (&self.at().attention, self.at().rows.wide);
-        let heads = attention.n_heads * attention.head_dim;
+        let (e, at, qkv) = (&self.eval, &self.at().attention, self.at().rows.wide);
+        let mut attended = Span {
+            address: at.attended,
+            stride: attention.n_heads * attention.head_dim,
+        };
+        if let Some(finish) = attention.heads.finish(attended, qkv) {
+            // SAFETY: addresses of the *workspace*, which `ChunkOperations` promises.
+            unsafe { e.kernels.finish_heads(e.stream, &finish, self.rows)? };
+            attended = qkv;
+        }
+        let len = attention.heads.result_len();
         self.quantize_input(args::QuantizeInput {
-            x: at.attended,
-            x_stride: heads,
-            len: heads,
+            x: attended.address,
+            x_stride: attended.stride,
+            len,
             groups: attention.output.groups,
             gate: qkv.address + u64::from(attention.gate) * 4,
             gate_stride: qkv.stride,
             norm: attention.output_norm.unwrap_or_default(),
-            inverse_len: 1.0 / heads as f32,
+            inverse_len: 1.0 / len as f32,
             source: match attention.gate {
                 0 => args::Source::Copy as u32,
                 _ => args::Source::Sigmoid as u32,
