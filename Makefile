@@ -199,7 +199,7 @@ test-driver: $(KERNELS)
 # Kernels run on the CPU, under schedules that no GPU would choose.
 EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \
                    -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
-EMULATIONS := $(addprefix $(C_OUT)/emulation/,product batch adapters long experts drafts fusion own recurrent selective streams texts)
+EMULATIONS := $(addprefix $(C_OUT)/emulation/,product batch adapters long experts drafts fusion heads own recurrent selective streams texts)
 
 $(C_OUT)/emulation/%: tests/emulation/%.cpp $(wildcard tests/emulation/* kernels/*.cu* kernels/*.h)
 	@mkdir -p $(@D)

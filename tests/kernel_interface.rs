@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 31] = [
+const CONSTANTS: [[&str; 4]; 33] = [
     ["adapters.rs", "PARTS", "adapters.cuh", "LORA_DOWN_PARTS"],
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],
+    ["attention.rs", "MAX_HEAD_DIM", "heads.cu", "LONGEST_READY"],
+    ["mixer/heads.rs", "READY_HEADS", "heads.cu", "READY_HEADS"],
     [
         "attention/long.rs",
         "MAX_LATENT_KEY",

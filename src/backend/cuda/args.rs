@@ -16,6 +16,7 @@ mod own;
 mod predictor;
 mod ranks;
 mod recurrent;
+mod sparse;
 mod streams;
 mod texts;
 
@@ -28,6 +29,7 @@ pub use own::*;
 pub use predictor::*;
 pub use ranks::*;
 pub use recurrent::*;
+pub use sparse::*;
 pub use streams::*;
 pub use texts::*;
 

@@ -3,6 +3,7 @@
 mod launch;
 mod places;
 mod products;
+mod sparse;
 
 pub use launch::{ExpertInner, ExpertInput, ExpertPairs};
 pub use places::{Choice, ChunkExperts, PairTiles, Sorted, StepExperts};
@@ -77,6 +78,8 @@ pub struct ExpertsPlan {
     pub expert_scales: u64,
     /// `Scoring` of experts.cu.
     pub scoring: u32,
+    /// How near to the largest score those are that count, where two experts are weighed as SparseMixer does.
+    pub jitter: Option<f32>,
     /// Groups of experts, groups that are used, and experts that count for one; zeros without groups.
     pub groups: [u8; 3],
     /// Whether the weights of the chosen are divided by their sum.
@@ -151,13 +154,13 @@ impl Jobs {
             expert_scales: self.tensor(e.expert_scales.as_ref())?,
             scoring: match e.scoring {
                 Scoring::Softmax => 0,
-                Scoring::Sigmoid => 1,
+                // SparseMixer leaves scores to the sigmoid.
+                Scoring::Sigmoid | Scoring::SparseMixer { .. } => 1,
                 Scoring::SoftmaxOfChosen => 2,
-                Scoring::SparseMixer { .. } => fail!(
-                    Unsupported,
-                    "tensor {}: experts that are weighed as SparseMixer does are not supported on a GPU; they are on a CPU",
-                    e.router.weight.name
-                ),
+            },
+            jitter: match e.scoring {
+                Scoring::SparseMixer { jitter } => Some(jitter),
+                _ => None,
             },
             groups: match e.groups {
                 Some(g) => [g.n_groups as u8, g.n_used as u8, g.n_best as u8],

@@ -65,6 +65,7 @@ impl Kernels {
             self.find("experts", name, 0)?;
         }
         self.find("experts", "router_rows", 48 * 1024)?;
+        self.find("sparse", "sparse_mixer", 0)?;
         let (file, bytes, of_halves) = match self.has_wgmma() {
             true => ("experts_wgmma", WGMMA_SHARED, WGMMA_HALVES),
             false => ("matmul_experts", self.records_shared(), "matmul_experts"),

@@ -15,7 +15,7 @@ const READY_HEADS: u32 = 8;
 const FINISHED: u32 = 256;
 
 /// What is done to the heads of a layer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct HeadsPlan {
     n_heads: u32,
     /// 0 where keys and values are another layer's.

@@ -27,6 +27,7 @@ impl ChunkOperations<'_> {
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
             kernels.router_rows(stream, &e.router, mine.input, choice.scores, rows)?;
+            kernels.sparse_mixer(stream, e, choice, rows)?;
             if e.router_norm.is_some() {
                 self.input(norm, groups, 0)?;
             }

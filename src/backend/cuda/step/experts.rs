@@ -58,7 +58,10 @@ impl StepOperations<'_> {
                 ..row
             };
             // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-            unsafe { kernels.router_row(stream, &e.router, &row, choice.scores, at.inputs)? };
+            unsafe {
+                kernels.router_row(stream, &e.router, &row, choice.scores, at.inputs)?;
+                kernels.sparse_mixer(stream, e, choice, 1)?;
+            }
             self.mark(Work::GateUp, 0)?;
             return self.input(norm, e.router.groups(), e.up.forms());
         }
@@ -72,7 +75,10 @@ impl StepOperations<'_> {
             }
             let (router, scores) = (&e.router, choice.scores);
             // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-            return unsafe { kernels.router_row(stream, router, &row, scores, at.inputs) };
+            return unsafe {
+                kernels.router_row(stream, router, &row, scores, at.inputs)?;
+                kernels.sparse_mixer(stream, e, choice, 1)
+            };
         }
         let shared = e.shared.as_ref().map(|s| &s.up);
         let mut readers = e.first_matrices().into_iter().chain(shared);
@@ -95,6 +101,7 @@ impl StepOperations<'_> {
         // SAFETY: as above.
         unsafe {
             kernels.router_rows(stream, &e.router, at.inputs.f32, choice.scores, self.batch)?;
+            kernels.sparse_mixer(stream, e, choice, self.batch)?;
             if e.router_norm.is_some() {
                 self.input(norm, e.router.groups(), forms)?;
             }

@@ -250,6 +250,7 @@ fn block() -> LayerPlan {
             head_dim: 1,
             head_norms: Default::default(),
             row_norms: Default::default(),
+            heads: Default::default(),
             rotation: Default::default(),
             scores: Default::default(),
             kv: KvShape {
@@ -297,6 +298,7 @@ fn experts_plan(shared: bool) -> ExpertsPlan {
         selection_bias: 0,
         expert_scales: 0,
         scoring: 0,
+        jitter: None,
         groups: [0; 3],
         normalize: false,
         weight_scale: 1.0,
