@@ -186,7 +186,7 @@ test-driver: $(KERNELS)
 	        adapters::memory adapters::out_of_memory adapters::batches adapters::others adapters::drafts \
 	        adapters::kept parts::adapters_out_of_memory embed::hamlet_packs embed::input embed::out_of_memory embed::limits \
 	        embed::evict embed::interrupt embed::together host_experts::life host_experts::states host_experts::together \
-	        host_experts::interrupt host_experts::limits host_experts::placed host_experts::out_of_memory; do \
+	        host_experts::interrupt host_experts::limits host_experts::placed host_experts::out_of_memory variants::batches variants::forks variants::lives variants::refused; do \
 	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained; done; \
 	export STAND_IN_DEVICES=2; \
 	for peers in 0 1; do for filter in nccl:: "group:: --skip group::gpt2" ranks::life ranks::states ranks::memory ranks::threads; do \

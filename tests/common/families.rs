@@ -104,7 +104,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["llama4", "olmo"];
+pub const CPU_ONLY: &[&str] = &["llama4"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context, with the 96 tokens that texts of tests have.

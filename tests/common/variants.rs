@@ -114,6 +114,13 @@ pub fn phi_moe() -> Both {
     model
 }
 
+/// The file of Phi-3.5-MoE in which more experts count as near.
+pub fn near_phi_moe() -> Both {
+    let mut model = phi_moe();
+    model.file.set("phimoe.router_jitter_noise", 0.3f32);
+    model
+}
+
 /// MiMo V2: values shorter than keys, and a second layer with a window, sinks and more heads of keys.
 pub fn mimo_v2() -> Both {
     let class = "MiMoV2FlashForCausalLM";
@@ -236,4 +243,54 @@ pub fn laguna() -> Both {
         model.folder.set(key, value);
     }
     model
+}
+
+/// The file of Laguna with heads of 64 elements, in which some kernels join what others leave apart.
+pub fn wide_laguna() -> Both {
+    let mut model = laguna();
+    for (layer, n_heads, gates) in [(0, 3, 192), (1, 2, 2)] {
+        for (part, dims) in [
+            ("attn_q", [40, 64 * n_heads]),
+            ("attn_k", [40, 64]),
+            ("attn_v", [40, 64]),
+            ("attn_output", [64 * n_heads, 40]),
+            ("attn_gate", [40, gates]),
+        ] {
+            set(&mut model, &format!("blk.{layer}.{part}.weight"), &dims);
+        }
+        for part in ["q", "k"] {
+            set(
+                &mut model,
+                &format!("blk.{layer}.attn_{part}_norm.weight"),
+                &[64],
+            );
+        }
+    }
+    for key in ["attention.key_length", "attention.value_length"] {
+        model.file.set(&format!("laguna.{key}"), 64u32);
+    }
+    model
+}
+
+/// The file of MiMo V2 with keys of 192 elements and values of 128, as those of the published ones are.
+pub fn wide_mimo_v2() -> Both {
+    let mut model = mimo_v2();
+    for (layer, n_kv) in [(0, 1), (1, 3)] {
+        for (part, dims) in [
+            ("attn_q", [40, 192 * 3]),
+            ("attn_k", [40, 192 * n_kv]),
+            ("attn_v", [40, 128 * n_kv]),
+            ("attn_output", [128 * 3, 40]),
+        ] {
+            set(&mut model, &format!("blk.{layer}.{part}.weight"), &dims);
+        }
+    }
+    model.file.set("mimo2.attention.key_length", 192u32);
+    model.file.set("mimo2.attention.value_length", 128u32);
+    model
+}
+
+/// Replaces a tensor of the file alone.
+fn set(model: &mut Both, name: &str, dims: &[usize]) {
+    model.set_one(name, name, dims, if dims.len() == 1 { 1.0 } else { 0.0 });
 }

@@ -31,11 +31,11 @@ pub fn tests(tests: &mut Tests) {
         ));
         tests.push((
             format!("families::{name}_batch"),
-            Box::new(move || batches_change_nothing(name)),
+            Box::new(move || batches_change_nothing(name, &network(name), &tokens(name))),
         ));
         tests.push((
             format!("families::{name}_fork"),
-            Box::new(move || forks_go_their_own_way(name)),
+            Box::new(move || forks_go_their_own_way(name, &network(name), &tokens(name))),
         ));
     }
     tests.push((
@@ -50,7 +50,7 @@ pub fn tests(tests: &mut Tests) {
     for name in on_gpus.filter(|n| *n != "gpt_oss") {
         tests.push((
             format!("families::{name}_beyond_the_ring"),
-            Box::new(move || beyond_the_ring(name)),
+            Box::new(move || beyond_the_ring(name, network(name))),
         ));
     }
 }
@@ -63,6 +63,10 @@ fn network(name: &str) -> Network {
         file = converted(&file, TensorType::F16);
     }
     Network::from_file(&file).unwrap()
+}
+
+fn tokens(name: &str) -> Vec<u32> {
+    Expected::read(&format!("families/{name}/logits")).tokens
 }
 
 fn gates_and_ups_of_experts_may_be_one_matrix() {
@@ -164,8 +168,6 @@ fn rewound(r: &mut Driven, network: &Network, len: usize) -> usize {
 
 fn matches_transformers(name: &str) {
     let network = network(name);
-    let weights = gpu(&network);
-    let n = network.n_vocab;
     let mut texts = vec![("logits", network.context_length)];
     let short = repository_file(&format!("tests/data/families/{name}/short.bin"));
     if short.exists() {
@@ -178,49 +180,59 @@ fn matches_transformers(name: &str) {
     }
     for (text, context) in texts {
         let expected = Expected::read(&format!("families/{name}/{text}"));
-        let (tokens, want) = (&expected.tokens, &expected.logits);
         // A token that goes to another expert changes the state that all later ones read.
-        let f16 = match name {
+        let bound = match name {
             "qwen3_5_moe" => 3e-2,
             // Six layers with a norm of each part's output, and what two of them read was rounded in others.
             "gemma4_e" => 2e-2,
             _ => 1e-2,
         };
-        for (kv, bound) in [(KvType::F16, f16), (KvType::Q8_0, 0.15)] {
-            let what = |how: &str| format!("{text} {kv:?} {how}");
-            let mut r = runner(&weights, context, kv);
-            let stepped = one_by_one(&mut r, tokens, n);
-            let (near, wanted) = without_astray(&network, &stepped, want, bound);
-            check(name, &what("stepped"), &near, &wanted, bound);
-            for piece in [tokens.len(), 7, 3] {
-                r.truncate(0);
-                let got = in_pieces(&mut r, tokens, piece, n);
-                let last = &want[want.len() - 1..];
-                check(name, &what(&format!("by {piece}")), &[got], last, bound);
-            }
-            let prefilled: Vec<Vec<f32>> = (1..=tokens.len())
-                .map(|end| {
-                    r.truncate(0);
-                    in_pieces(&mut r, &tokens[..end], end, n)
-                })
-                .collect();
-            let (near, wanted) = without_astray(&network, &prefilled, want, bound);
-            check(name, &what("prefilled"), &near, &wanted, bound);
-            // A rewind repeats to the bit.
+        matches_logits((name, text), &network, &expected, (context, bound));
+    }
+}
+
+/// Compares logits of a text in sessions of such a context with these, whichever way it comes in; with f16 caches within a bound.
+pub fn matches_logits(
+    (name, text): (&str, &str),
+    network: &Network,
+    expected: &Expected,
+    (context, f16): (usize, f32),
+) {
+    let weights = gpu(network);
+    let n = network.n_vocab;
+    let (tokens, want) = (&expected.tokens, &expected.logits);
+    for (kv, bound) in [(KvType::F16, f16), (KvType::Q8_0, 0.15)] {
+        let what = |how: &str| format!("{text} {kv:?} {how}");
+        let mut r = runner(&weights, context, kv);
+        let stepped = one_by_one(&mut r, tokens, n);
+        let (near, wanted) = without_astray(network, &stepped, want, bound);
+        check(name, &what("stepped"), &near, &wanted, bound);
+        for piece in [tokens.len(), 7, 3] {
             r.truncate(0);
-            one_by_one(&mut r, tokens, n);
-            let back = rewound(&mut r, &network, tokens.len() / 2);
-            let again = one_by_one(&mut r, &tokens[back..], n);
-            assert!(again == stepped[back..], "{name}: {kv:?} after a rewind");
+            let got = in_pieces(&mut r, tokens, piece, n);
+            let last = &want[want.len() - 1..];
+            check(name, &what(&format!("by {piece}")), &[got], last, bound);
         }
+        let prefilled: Vec<Vec<f32>> = (1..=tokens.len())
+            .map(|end| {
+                r.truncate(0);
+                in_pieces(&mut r, &tokens[..end], end, n)
+            })
+            .collect();
+        let (near, wanted) = without_astray(network, &prefilled, want, bound);
+        check(name, &what("prefilled"), &near, &wanted, bound);
+        // A rewind repeats to the bit.
+        r.truncate(0);
+        one_by_one(&mut r, tokens, n);
+        let back = rewound(&mut r, network, tokens.len() / 2);
+        let again = one_by_one(&mut r, &tokens[back..], n);
+        assert!(again == stepped[back..], "{name}: {kv:?} after a rewind");
     }
 }
 
 /// Sessions of different lengths decode together as they do alone, to the bit.
-fn batches_change_nothing(name: &str) {
-    let network = network(name);
-    let weights = gpu(&network);
-    let tokens = Expected::read(&format!("families/{name}/logits")).tokens;
+pub fn batches_change_nothing(name: &str, network: &Network, tokens: &[u32]) {
+    let weights = gpu(network);
     let go = Arc::new(AtomicBool::new(false));
     let steps = 12;
     // Contexts differ as well, to either side of what LongRoPE knows.
@@ -265,7 +277,7 @@ fn batches_change_nothing(name: &str) {
             assert_eq!(chosen[i], alone[i].0, "{name}: session {i} of {n}");
             // The last token again, alone, gives the logits that led to the choice.
             let len = r.len();
-            let kept = rewound(r, &network, len - 1);
+            let kept = rewound(r, network, len - 1);
             for token in &chosen[i][kept + steps - len..steps] {
                 r.extend(&[*token], &go).unwrap();
             }
@@ -277,11 +289,9 @@ fn batches_change_nothing(name: &str) {
 }
 
 /// A fork goes on as the first session does, to the bit, and neither sees what the other writes.
-fn forks_go_their_own_way(name: &str) {
-    let network = network(name);
-    let weights = gpu(&network);
+pub fn forks_go_their_own_way(name: &str, network: &Network, tokens: &[u32]) {
+    let weights = gpu(network);
     let n = network.n_vocab;
-    let tokens = Expected::read(&format!("families/{name}/logits")).tokens;
     let go = Arc::new(AtomicBool::new(false));
     for kv in [KvType::F16, KvType::Q8_0] {
         let mut first = runner(&weights, 64, kv);
@@ -320,8 +330,7 @@ fn forks_go_their_own_way(name: &str) {
 
 /// Contexts that go round the ring of the layers with a window: against the CPU, rewound to what the
 /// ring still has, and to what it has no more.
-fn beyond_the_ring(name: &str) {
-    let mut network = network(name);
+pub fn beyond_the_ring(name: &str, mut network: Network) {
     network.context_length = 8192;
     let n = network.n_vocab;
     let go = Arc::new(AtomicBool::new(false));

@@ -31,6 +31,7 @@ mod parts;
 mod ranks;
 mod sampling;
 mod states;
+mod variants;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -67,6 +68,7 @@ fn main() {
     group::tests(&mut tests);
     host_experts::tests(&mut tests);
     families::tests(&mut tests);
+    variants::tests(&mut tests);
     drafts::tests(&mut tests);
     heads::tests(&mut tests);
     fused::tests(&mut tests);

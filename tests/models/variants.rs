@@ -6,7 +6,8 @@ use crate::common::folder::Stored;
 use crate::common::reference_llama;
 use crate::common::tiny::Random;
 use crate::common::variants::{
-    Both, LAYERS, command_r_plus, flags, laguna, mimo_v2, numbers, phi_moe,
+    Both, LAYERS, command_r_plus, flags, laguna, mimo_v2, numbers, phi_moe, wide_laguna,
+    wide_mimo_v2,
 };
 use crate::common::work::Driven;
 use emberlm::Status;
@@ -417,5 +418,12 @@ fn laguna_has_gates_and_heads_by_layer() {
         ("mlp_layer_types", json!(["dense"]), Status::InvalidModel),
     ] {
         model.config_refused(key, value, status);
+    }
+}
+
+#[test]
+fn heads_may_be_wide() {
+    for model in [wide_laguna(), wide_mimo_v2()] {
+        agrees(&Network::from_file(&model.file.open()).unwrap());
     }
 }

@@ -1,0 +1,172 @@
+//! Models of `common/variants.rs` against the plain evaluation of their networks in f64, and in batches, forks, saved sessions and random
+//! lives: Command R+, Phi-3.5-MoE, MiMo V2 and Laguna.
+
+use crate::common::TempDir;
+use crate::common::expected::Expected;
+use crate::common::families::open_family;
+use crate::common::reference_llama;
+use crate::common::states::{bits, random_life, restored, saved, session_with};
+use crate::common::tiny::Random;
+use crate::common::variants::{
+    Both, command_r_plus, laguna, mimo_v2, near_phi_moe, phi_moe, wide_laguna, wide_mimo_v2,
+};
+use crate::families::{
+    batches_change_nothing, beyond_the_ring, forks_go_their_own_way, matches_logits,
+};
+use crate::gpu::{Tests, context, floats, load_on};
+use emberlm::Status;
+use emberlm::backend::cpu::CpuWeights;
+use emberlm::backend::cuda::weights::CudaWeights;
+use emberlm::backend::{DeviceKind, KvType, LoadOptions};
+use emberlm::engine::state::{Kind, RestoreOptions};
+use emberlm::model::Network;
+
+/// A model.
+#[derive(Clone, Copy)]
+struct Variant {
+    name: &'static str,
+    architecture: &'static str,
+    model: fn() -> Both,
+    /// Whether it has layers with a window.
+    has_window: bool,
+    /// The number of its text. SparseMixer's weights are steps of the scores, so that little errors can send a token elsewhere, and all
+    /// behind it with that: of its texts, no token is near a step.
+    text: u64,
+}
+
+const fn variant(name: &'static str, architecture: &'static str, model: fn() -> Both) -> Variant {
+    Variant {
+        name,
+        architecture,
+        model,
+        has_window: false,
+        text: 3,
+    }
+}
+
+const fn windowed(name: &'static str, architecture: &'static str, model: fn() -> Both) -> Variant {
+    Variant {
+        has_window: true,
+        ..variant(name, architecture, model)
+    }
+}
+
+const VARIANTS: [Variant; 7] = [
+    variant("command_r_plus", "command-r", command_r_plus),
+    windowed("laguna", "laguna", laguna),
+    windowed("wide_laguna", "laguna", wide_laguna),
+    windowed("mimo_v2", "mimo2", mimo_v2),
+    windowed("wide_mimo_v2", "mimo2", wide_mimo_v2),
+    Variant {
+        text: 94,
+        ..variant("phi_moe", "phimoe", phi_moe)
+    },
+    Variant {
+        text: 351,
+        ..variant("near_phi_moe", "phimoe", near_phi_moe)
+    },
+];
+
+pub fn tests(tests: &mut Tests) {
+    tests.push(("variants::refused".into(), Box::new(refused)));
+    for variant in VARIANTS {
+        let mut push = |what: &str, test: fn(&Variant)| {
+            let name = format!("variants::{what}::{}", variant.name);
+            tests.push((name, Box::new(move || test(&variant))));
+        };
+        push("matches", |v| {
+            let expected = v.expected();
+            matches_logits((v.name, "logits"), &v.network(), &expected, (64, BOUND));
+        });
+        push("batches", |v| {
+            batches_change_nothing(v.name, &v.network(), &v.tokens())
+        });
+        push("forks", |v| {
+            forks_go_their_own_way(v.name, &v.network(), &v.tokens())
+        });
+        push("lives", lives);
+        push("across_devices", across_devices);
+        if variant.has_window {
+            push("beyond_the_ring", |v| beyond_the_ring(v.name, v.network()));
+        }
+    }
+}
+
+/// What kernels cannot do so far is said by layer or tensor, and the CPU does it.
+fn refused() {
+    let network = Network::from_file(&open_family("llama4")).unwrap();
+    let refused = CudaWeights::load_into(&context(), &network, &mut |_| Ok(()));
+    let e = refused.err().unwrap();
+    assert_eq!(e.status, Status::Unsupported, "{e}");
+    assert!(
+        e.message.contains("layer 0: attention within chunks"),
+        "{e}"
+    );
+    assert!(CpuWeights::load(&network, 1, &mut |_| Ok(())).is_ok());
+}
+
+/// Of the largest logit, as of the other families.
+const BOUND: f32 = 1e-2;
+
+impl Variant {
+    fn network(&self) -> Network {
+        Network::from_file(&(self.model)().file.open()).unwrap()
+    }
+
+    fn tokens(&self) -> Vec<u32> {
+        let n_vocab = self.network().n_vocab as u64;
+        let mut random = Random::new(self.text, "tokens of variants");
+        (0..40).map(|_| (random.bits() % n_vocab) as u32).collect()
+    }
+
+    fn expected(&self) -> Expected {
+        let tokens = self.tokens();
+        let row = |row: &Vec<f64>| row.iter().map(|v| *v as f32).collect();
+        let exact = reference_llama::logits(&self.network(), &tokens);
+        Expected {
+            logits: exact.iter().map(row).collect(),
+            tokens,
+        }
+    }
+
+    /// The file of the model, with a longer context.
+    fn file(&self, dir: &TempDir) -> std::path::PathBuf {
+        let mut file = (self.model)().file;
+        let key = format!("{}.context_length", self.architecture);
+        file.set(&key, 4096u32);
+        dir.file("model.gguf", &file.bytes())
+    }
+}
+
+fn lives(variant: &Variant) {
+    let dir = TempDir::new("gpu-variants");
+    let path = variant.file(&dir);
+    let model = load_on(&path, DeviceKind::Cuda, &LoadOptions::default());
+    for seed in 0..2 {
+        random_life(&model, seed, 50, false);
+    }
+}
+
+/// What one device has saved, the other goes on with: keys and values are the same within the bound.
+fn across_devices(variant: &Variant) {
+    let dir = TempDir::new("gpu-variants");
+    let path = variant.file(&dir);
+    let expected = variant.expected();
+    let last = &expected.logits[expected.logits.len() - 1];
+    let largest = last.iter().fold(0f32, |a, b| a.max(b.abs()));
+    let (before, rest) = expected.tokens.split_at(25);
+    let models = [DeviceKind::Cuda, DeviceKind::Cpu]
+        .map(|kind| load_on(&path, kind, &LoadOptions::default()));
+    for (from, to) in [(0, 1), (1, 0)] {
+        let mut there = session_with(&models[from], KvType::F16);
+        there.prefill(before).unwrap();
+        let bytes = saved(&mut there, Kind::Everything);
+        let mut here = restored(&models[to], &bytes, &RestoreOptions::default()).unwrap();
+        here.prefill(rest).unwrap();
+        let got = floats(&bits(&mut here));
+        let apart = got.iter().zip(last).map(|(a, b)| (a - b).abs());
+        let apart = apart.fold(0f32, f32::max) / largest;
+        println!("{}, {from} to {to}: {apart:.1e}", variant.name);
+        assert!(apart < BOUND, "{}, {from} to {to}: {apart}", variant.name);
+    }
+}
