@@ -55,6 +55,9 @@ typedef struct { u64 sessions, q, out; Layout layout; u64 scores[2]; u32 first_r
 typedef struct { u64 x, texts, out; u32 x_stride, out_stride, len, pooling; } Pool;
 typedef struct { u64 w, bias, x, out; u32 x_stride, out_stride, inputs, outputs, count, activation; } Dense;
 typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_scale; u32 numbers[5], prefill, padding; } Latent;
+typedef struct { u64 qkv, norms[6]; u32 stride, n_heads, n_kv_heads, head_dim, value_dim, values, padded_values; float limit, value_scale; u32 padding; } ReadyHeads;
+typedef struct { u64 x, gate, out; u32 x_stride, gate_stride, out_stride, n_heads, head_dim, value_dim, per_head, softplus; } FinishHeads;
+typedef struct { u64 scores; u32 score_stride, n_experts; float nearness; u32 padding; } SparseMixer;
 typedef struct { u64 session, rows, results, asked; } Drafts;
 typedef struct { u64 sessions, x, norm[3]; u32 x_stride, len, chunk, padding; } Keep;
 typedef struct { u64 sessions, x, states, out, norms[6]; u32 x_stride, out_stride, len, states_rows, first, padding; } Enter;
@@ -75,6 +78,7 @@ typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } 
 _Static_assert(sizeof(Session) == 256 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args/common.rs");
 _Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args/common.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args/common.rs");
+_Static_assert(sizeof(ReadyHeads) == 96 && sizeof(FinishHeads) == 56 && sizeof(SparseMixer) == 24, "see args/heads.rs and args/sparse.rs");
 _Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104 && sizeof(Ring) == 128 && sizeof(KeepPlace) == 32, "see args/predictor.rs");
 _Static_assert(sizeof(Gather) == 32 && sizeof(Join) == 96 && sizeof(Spread) == 32, "see args/predictor.rs");
 _Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
@@ -409,6 +413,29 @@ static void dense_texts(const Dense *a) {
         for (i = 0; i < a->outputs; i++) ((float *)a->out)[(u64)t * a->out_stride + i] = (mix(h, i) >> 40) * 1e-6f;
     }
 }
+/* The ends of rows before and behind attention. */
+static void ready_heads(const ReadyHeads *a, u32 rows) {
+    float *row = (float *)a->qkv + (u64)(rows - 1) * a->stride;
+    const u32 values = (a->n_heads + a->n_kv_heads) * a->head_dim, end = a->padded_values + a->n_kv_heads * a->head_dim;
+    if (end > a->stride || a->value_dim > a->head_dim || a->padded_values % a->head_dim) abort();
+    if (a->n_kv_heads && (a->values != values || (a->padded_values != values && a->padded_values < values + a->n_kv_heads * a->value_dim))) abort();
+    if (a->norms[0] && !((float *)a->norms[0])[a->n_heads * a->head_dim - 1]) abort();
+    if (a->norms[3] && !((float *)a->norms[3])[a->n_kv_heads * a->head_dim - 1]) abort();
+    row[end - 1] = 0;
+}
+static void finish_heads(const FinishHeads *a, u32 rows) {
+    const u64 last = rows - 1, len = a->n_heads * a->value_dim, gates = a->per_head ? a->n_heads : len;
+    float v = ((float *)a->x)[last * a->x_stride + a->n_heads * a->head_dim - 1];
+    if (len > a->out_stride || a->n_heads * a->head_dim > a->x_stride || a->value_dim > a->head_dim) abort();
+    /* Gates are behind the results, which take the place of the queries. */
+    if (a->gate && (a->gate < a->out + len * 4 || a->gate + gates * 4 > a->out + a->gate_stride * 4ull)) abort();
+    if (a->gate) v = ((float *)a->gate)[last * a->gate_stride + gates - 1];
+    ((float *)a->out)[last * a->out_stride + len - 1] = v;
+}
+static void sparse_mixer(const SparseMixer *a, u32 rows) {
+    if (a->n_experts < 2 || a->score_stride < a->n_experts) abort();
+    ((float *)a->scores)[(u64)(rows - 1) * a->score_stride + a->n_experts - 1] = 0;
+}
 typedef struct { u64 at, n; u32 value, padding; } Fill;
 static Function fill_function = {"fill"};
 static void run_fill(const Fill *f) {
@@ -466,6 +493,12 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         const ShortConv *a = args;
         Fixed x = {a->state_offset, 0, a->channels, a->width, 0};
         recur(e, x, a->a[0], a->prefill, a->count, gy, f->name[10] != 0);
+    } else if (!strcmp(f->name, "ready_heads")) {
+        ready_heads(args, gy);
+    } else if (!strcmp(f->name, "finish_heads")) {
+        finish_heads(args, gy);
+    } else if (!strcmp(f->name, "sparse_mixer")) {
+        sparse_mixer(args, gx);
     } else if (!strcmp(f->name, "keep_states")) {
         keep_states(e, args, gx);
     } else if (!strcmp(f->name, "enter_head")) {
