@@ -18,6 +18,7 @@ mod heads;
 mod host_experts;
 mod kernels_attention;
 mod kernels_experts;
+mod kernels_heads;
 mod kernels_matmul;
 mod kernels_norm;
 mod kernels_recurrent;
@@ -54,6 +55,7 @@ fn main() {
     kernels_matmul::tests(&mut tests);
     kernels_experts::tests(&mut tests);
     kernels_attention::tests(&mut tests);
+    kernels_heads::tests(&mut tests);
     kernels_sample::tests(&mut tests);
     kernels_recurrent::tests(&mut tests);
     model::tests(&mut tests);
