@@ -2,10 +2,11 @@
 //! lives: Command R+, Phi-3.5-MoE, MiMo V2 and Laguna.
 
 use crate::common::TempDir;
+use crate::common::drafts::{ALWAYS, Spoiled};
 use crate::common::expected::Expected;
 use crate::common::families::open_family;
 use crate::common::reference_llama;
-use crate::common::states::{bits, random_life, restored, saved, session_with};
+use crate::common::states::{bits, random_life, random_life_of, restored, saved, session_with};
 use crate::common::tiny::Random;
 use crate::common::variants::{
     Both, command_r_plus, laguna, mimo_v2, near_phi_moe, phi_moe, wide_laguna, wide_mimo_v2,
@@ -144,6 +145,11 @@ fn lives(variant: &Variant) {
     let model = load_on(&path, DeviceKind::Cuda, &LoadOptions::default());
     for seed in 0..2 {
         random_life(&model, seed, 50, false);
+        // And with drafts, which are rows of a step that share their session's caches.
+        random_life_of(&model, seed, 50, false, &mut |session| {
+            let source = Spoiled::source(session, 30);
+            session.set_draft_source(source, &ALWAYS).unwrap();
+        });
     }
 }
 
