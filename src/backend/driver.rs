@@ -146,7 +146,7 @@ impl Job {
     /// How many outcomes it has.
     fn count(&self) -> usize {
         match self.want {
-            Want::Logits | Want::Evaluated => 1,
+            Want::Logits | Want::Evaluated | Want::Drafted { .. } => 1,
             Want::Choices { count, .. } => count,
             Want::Verified { drafts, .. } => drafts + 1,
         }
@@ -274,7 +274,7 @@ impl<C: Driven> Mail<C> {
                 return;
             }
             Want::Choices { sampling, .. } => sampling,
-            Want::Evaluated => {
+            Want::Evaluated | Want::Drafted { .. } => {
                 let refused = Error::new(Status::Internal, "such work is done at once");
                 self.post(Err(refused), true);
                 return;

@@ -401,6 +401,26 @@ pub trait Runner: Send {
     /// before. May be called while a row is under way.
     fn drop_outcomes(&mut self) {}
 
+    /// Goes back to the first `len` positions, behind those drafts of the last row that were right ([`Want::Drafted`]): exactly, whatever the
+    /// layers keep.
+    ///
+    /// Errors: those of the device. The state goes back to a mark then.
+    fn keep_drafts(&mut self, len: usize) -> Result<()> {
+        let _ = len;
+        fail!(Internal, "a runner that leaves no drafts")
+    }
+
+    /// Of a part of a network whose last row had drafts, which were verified: the choice behind the first `position` positions was
+    /// handed out, and a step that ends there would mark its state; or, without a position, the choice behind those that were handed out has
+    /// failed, and the state is what a step that fails leaves. [`drop_outcomes`](Self::drop_outcomes) has it go back to behind one of the drafts
+    /// that were right.
+    ///
+    /// Errors: those of the device.
+    fn settle_drafts(&mut self, position: Option<usize>) -> Result<()> {
+        let _ = position;
+        Ok(())
+    }
+
     /// Reserves what rows of up to so many drafts need, so that these allocate nothing.
     ///
     /// Errors: `OutOfMemory`; those of the device.

@@ -180,6 +180,13 @@ pub enum Want {
         /// How tokens are chosen.
         sampling: Sampling,
     },
+    /// What [`Want::Verified`] asks of a part that does not end its network: that the tokens, [`MAX_DRAFTS`] and one at most, are in the
+    /// state, each evaluated as a row of it alone would be. The last `drafts`, at least 1, are guesses.
+    /// [`Runner::keep_drafts`] comes next, when the part that chooses has verified them.
+    Drafted {
+        /// How many of the tokens are drafts.
+        drafts: usize,
+    },
 }
 
 impl Want {
@@ -264,6 +271,12 @@ impl Row<'_> {
                 }
                 if self.tokens.len() == drafts && !self.runner.has_logits() {
                     fail!(Internal, "there are no logits to verify by");
+                }
+            }
+            Want::Drafted { drafts } => {
+                let most = (MAX_DRAFTS + 1).min(self.tokens.len());
+                if !(1..=most).contains(&drafts) || self.tokens.len() > MAX_DRAFTS + 1 {
+                    fail!(Internal, "{drafts} drafts in {} tokens", self.tokens.len());
                 }
             }
             Want::Logits | Want::Evaluated => {}

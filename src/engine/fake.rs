@@ -273,7 +273,9 @@ impl FakeRunner {
         let work = move || {
             let mut state = state.lock().unwrap();
             match want {
-                Want::Verified { .. } => fail!(Internal, "drafts are verified at once"),
+                Want::Verified { .. } | Want::Drafted { .. } => {
+                    fail!(Internal, "drafts are verified at once")
+                }
                 Want::Logits => state.extend(&tokens, &interrupt).map(|()| Outcome::Logits),
                 Want::Evaluated => state
                     .extend(&tokens, &interrupt)

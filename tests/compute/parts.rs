@@ -1,6 +1,7 @@
 //! Networks cut into parts of one device: the same as the whole, bit for bit, in whatever a session does.
 //! tests/cuda/parts.rs cuts between a GPU and the CPU.
 
+use crate::common::drafts::*;
 use crate::common::states::*;
 use crate::common::{cpu, repository_file};
 use emberlm::backend::{LoadOptions, Share};
@@ -280,12 +281,29 @@ fn drafts_go_through_the_parts() {
     assert_eq!(run(&[3], false), whole);
     assert_eq!(run(&[3], true), whole);
     assert_eq!(run(&[1, 4], true), whole);
-    let mut recurrent = session(&load(&family("lfm2"), &[2]));
-    let e = recurrent
-        .set_ngram_drafts(1, &DraftOptions::default())
-        .unwrap_err();
-    assert_eq!(e.status, Status::Unsupported);
-    assert!(e.message.contains("recurrent"), "{e}");
+}
+
+/// Sessions in parts are the same with drafts, right and wrong ones, whatever the layers keep.
+#[test]
+fn sessions_in_parts_are_the_same_with_drafts() {
+    lives(&load(&hamlet(), &[2]), 3, 30, true);
+    for (seed, name) in ["gemma3", "mixtral", "lfm2", "qwen3_5", "jamba"]
+        .iter()
+        .enumerate()
+    {
+        let path = family(name);
+        for cuts in cuts(&path) {
+            let model = load(&path, &cuts);
+            random_life_of(&model, seed as u64, 40, false, &mut |session| {
+                let source = Spoiled::source(session, 30);
+                session.set_draft_source(source, &ALWAYS).unwrap();
+            });
+            for sampling in [Sampling::GREEDY, SAMPLED] {
+                let accepted = interrupted_text(&model, sampling, 150, &with_spoiled);
+                assert!(accepted > 40, "{name} cut at {cuts:?}: {accepted}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -121,30 +121,34 @@ fn recurrent_dropped() {
     let dir = crate::common::TempDir::new("gpu-draft-dropped");
     for name in ["qwen3_5", "lfm2", "mamba"] {
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
-        let model = load(&path);
-        let (mut plain, mut drafting) = (session(&model), session(&model));
-        let source = Spoiled::source(&drafting, 15);
-        drafting.set_draft_source(source, &ALWAYS).unwrap();
+        dropped_by(name, &load(&path));
+    }
+}
+
+/// The same of a model.
+pub fn dropped_by(name: &str, model: &Arc<Model>) {
+    let (mut plain, mut drafting) = (session(model), session(model));
+    let source = Spoiled::source(&drafting, 15);
+    drafting.set_draft_source(source, &ALWAYS).unwrap();
+    for session in [&mut plain, &mut drafting] {
+        session.prefill(&[1, 20, 30, 40]).unwrap();
+    }
+    for round in 0..40 {
+        assert!(
+            decoded(&mut drafting, 1 + round % 7) == decoded(&mut plain, 1 + round % 7),
+            "{name}, round {round}"
+        );
+        // Calls that drop what is ahead, and have no answer in common with it.
         for session in [&mut plain, &mut drafting] {
-            session.prefill(&[1, 20, 30, 40]).unwrap();
-        }
-        for round in 0..40 {
-            assert!(
-                decoded(&mut drafting, 1 + round % 7) == decoded(&mut plain, 1 + round % 7),
-                "{name}, round {round}"
-            );
-            // Calls that drop what is ahead, and have no answer in common with it.
-            for session in [&mut plain, &mut drafting] {
-                match round % 3 {
-                    0 => session.set_sampling(SAMPLED, None).unwrap(),
-                    1 => session.prefill(&[3 + round as u32]).unwrap(),
-                    _ => session.set_sampling(Sampling::GREEDY, None).unwrap(),
-                }
+            match round % 3 {
+                0 => session.set_sampling(SAMPLED, None).unwrap(),
+                1 => session.prefill(&[3 + round as u32]).unwrap(),
+                _ => session.set_sampling(Sampling::GREEDY, None).unwrap(),
             }
         }
-        let stats = drafting.speculation().unwrap().stats;
-        assert!(stats.accepted > 40, "{name}: {stats:?}");
     }
+    let stats = drafting.speculation().unwrap().stats;
+    assert!(stats.accepted > 40, "{name}: {stats:?}");
 }
 
 /// Marks are where they are without drafts, so that a rewind evaluates the same again.
@@ -152,30 +156,37 @@ fn marks() {
     let dir = crate::common::TempDir::new("gpu-draft-marks");
     for name in ["qwen3_5", "falcon_h1", "mamba"] {
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
-        let model = load(&path);
-        for interval in [0, 16] {
-            let options = SessionOptions {
-                context: 1024,
-                mark_interval: interval,
-                ..Default::default()
-            };
-            let create = || Session::create(model.clone(), &options).unwrap();
-            let (mut plain, mut drafting) = (create(), create());
-            let source = Spoiled::source(&drafting, 15);
-            drafting.set_draft_source(source, &ALWAYS).unwrap();
+        marked_by(name, &load(&path));
+    }
+}
+
+/// The same of a model.
+pub fn marked_by(name: &str, model: &Arc<Model>) {
+    for interval in [0, 16] {
+        let options = SessionOptions {
+            context: 1024,
+            mark_interval: interval,
+            ..Default::default()
+        };
+        let create = || Session::create(model.clone(), &options).unwrap();
+        let (mut plain, mut drafting) = (create(), create());
+        let source = Spoiled::source(&drafting, 15);
+        drafting.set_draft_source(source, &ALWAYS).unwrap();
+        for session in [&mut plain, &mut drafting] {
+            session.prefill(&[1, 20, 30, 40]).unwrap();
+        }
+        for (count, back) in [(300, 20), (5, 2), (290, 100), (11, 1), (40, 33), (9, 0)] {
+            assert!(
+                decoded(&mut drafting, count) == decoded(&mut plain, count),
+                "{name}, every {interval}: {count}"
+            );
             for session in [&mut plain, &mut drafting] {
-                session.prefill(&[1, 20, 30, 40]).unwrap();
+                session.rewind(session.position() - back).unwrap();
             }
-            for (count, back) in [(300, 20), (5, 2), (290, 100), (11, 1), (40, 33), (9, 0)] {
-                assert!(
-                    decoded(&mut drafting, count) == decoded(&mut plain, count),
-                    "{name}, every {interval}: {count}"
-                );
-                for session in [&mut plain, &mut drafting] {
-                    session.rewind(session.position() - back).unwrap();
-                }
-                assert!(bits(&mut plain) == bits(&mut drafting), "{name}: logits");
-            }
+            assert!(
+                bits(&mut plain) == bits(&mut drafting),
+                "{name}, every {interval}: logits behind {count} and {back}"
+            );
         }
     }
 }

@@ -29,6 +29,7 @@ mod model;
 mod nccl;
 mod networks;
 mod parts;
+mod parts_drafts;
 mod ranks;
 mod sampling;
 mod states;
@@ -65,6 +66,7 @@ fn main() {
     states::tests(&mut tests);
     limits::tests(&mut tests);
     parts::tests(&mut tests);
+    parts_drafts::tests(&mut tests);
     ranks::tests(&mut tests);
     nccl::tests(&mut tests);
     group::tests(&mut tests);

@@ -70,16 +70,16 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("parts::out_of_memory".into(), Box::new(out_of_memory)));
 }
 
-fn cpu() -> usize {
+pub fn cpu() -> usize {
     nth(DeviceKind::Cpu, 0)
 }
 
-fn gpu() -> usize {
+pub fn gpu() -> usize {
     nth(DeviceKind::Cuda, 0)
 }
 
 /// A model whose first layers go to other devices than the rest.
-fn load(path: &Path, cuts: &[(usize, usize)], device: usize) -> Arc<Model> {
+pub fn load(path: &Path, cuts: &[(usize, usize)], device: usize) -> Arc<Model> {
     let mut first = 0;
     let cut = |&(end, device): &(usize, usize)| {
         let layers = end - first;
@@ -131,7 +131,7 @@ fn family(name: &str) {
     compare(name, &path_of(name), |size| 0.03 * size);
 }
 
-fn hamlet_path() -> PathBuf {
+pub fn hamlet_path() -> PathBuf {
     repository_file("models/hamlet-7m-Q4_K_M.gguf")
 }
 

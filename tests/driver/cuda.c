@@ -3,7 +3,9 @@
  * hash of the token, of the session's adapters and of what the cache holds before it, and the logits are a hash of all that a
  * position sees. So a page that is
  * shared when it should not be, a row that a saved state lacks or a position that is wrong changes the tokens; an address
- * outside of what is allocated and mapped ends the process. All work is done at once, in the call that enqueues it. */
+ * outside of what is allocated and mapped ends the process. The residual stream that a part of a network leaves is a hash of what its
+ * layers have written, and what a part begins with counts in all that it writes. With STAND_IN_CHUNKS, what chunks of prompts leave so is
+ * not what steps leave. All work is done at once, in the call that enqueues it. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -93,7 +95,23 @@ typedef struct { char name[64]; } Function;
 typedef struct { u32 gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; u32 n; } Config;
 /* What the kernels of an evaluation know of each other. */
 typedef struct { u64 ring, matrix; u32 channels, width; int has_matrix; } Fixed;
-typedef struct { const u32 *tokens, *positions, *kinds; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; u64 added[64]; Spread spread; } Evaluation;
+typedef struct { u64 to; size_t bytes; } Copy;
+typedef struct {
+    const u32 *tokens, *positions, *kinds;
+    Layout layers[256];
+    Fixed fixed[256];
+    int n, n_fixed;
+    u64 added[64];
+    Spread spread;
+    /* The residual stream: where it is, what its rows are so far, and whether other parts have made what is there. */
+    u64 residual, rows[8192];
+    size_t bytes;
+    u32 n_rows, stride;
+    int has_begun, has_entered, is_chunk, differs, in_graph;
+    /* What was copied to the device since the last kernel. */
+    Copy copies[256];
+    int n_copies, has_run;
+} Evaluation;
 /* A kernel, or without one a function of the host. */
 typedef struct { Function *function; u32 gx, gy; void (*call)(void *); void *user; unsigned char args[sizeof(AdaptedProduct)]; } Node;
 typedef struct { Node *nodes; int n, room; } Graph;
@@ -110,6 +128,57 @@ static u64 hash(u64 h, const void *p, u64 n) {
     for (; n; n--, b++) h = mix(h, *b);
     return h;
 }
+static void begin_evaluation(Evaluation *e) {
+    e->positions = e->kinds = NULL;
+    e->n = e->n_fixed = 0;
+    e->spread.place_of = 0;
+    memset(e->added, 0, sizeof e->added);
+    memset(e->rows, 0, e->n_rows * sizeof *e->rows);
+    e->n_rows = 0;
+    e->has_begun = 1;
+    e->is_chunk = !e->in_graph;
+    e->differs = e->is_chunk && getenv("STAND_IN_CHUNKS");
+}
+/* A part begins with the residual stream, rows of 32 floats each, which is copied last: without embeddings before it, the kernel that reads
+ * it is the first one. The tokens of a chunk were copied just before. */
+#define N_WORDS (sizeof(AdaptedProduct) / 8)
+static void begin_part(Evaluation *e, const void *args) {
+    const u64 *words = args;
+    int last = e->n_copies - 1, first;
+    size_t j;
+    while (last >= 0 && e->copies[last].bytes % 128) last--;
+    for (first = last; first > 0 && e->copies[first - 1].to + e->copies[first - 1].bytes == e->copies[first].to; first--);
+    for (j = 0; j < N_WORDS && last >= 0 && words[j] != e->copies[first].to; j++);
+    if (last < 0 || j == N_WORDS) return;
+    begin_evaluation(e);
+    e->has_entered = 1;
+    e->residual = e->copies[first].to;
+    e->bytes = e->copies[last].to + e->copies[last].bytes - e->residual;
+    e->tokens = e->is_chunk && first ? (u32 *)e->copies[first - 1].to : NULL;
+    e->stride = e->tokens ? e->bytes / e->copies[first - 1].bytes : 0;
+}
+/* A token and what a part has in place of its embedding, of one of so many rows. */
+static u32 begun(Evaluation *e, u32 token, u32 row, u32 rows) {
+    if (!e->has_entered) return token;
+    if (!e->stride) e->stride = e->bytes / 4 / rows;
+    if ((row + 1) * e->stride * 4ull > e->bytes) abort();
+    return hash(token, (void *)(e->residual + row * e->stride * 4ull), e->stride * 4ull) >> 32;
+}
+/* A layer has written something for a row. */
+static void went_on(Evaluation *e, u32 row, u64 h) {
+    if (row >= sizeof e->rows / sizeof *e->rows) return;
+    if (row >= e->n_rows) e->n_rows = row + 1;
+    e->rows[row] = mix(e->rows[row], h);
+}
+/* What a part leaves in rows of the residual stream that are copied from there. */
+static void leave(Evaluation *e, float *to, u64 from, size_t bytes) {
+    const u64 stride = e->stride * 4ull, first = stride ? (from - e->residual) / stride : 0;
+    u64 r, j;
+    if (!e->has_begun || !stride || from < e->residual || from + bytes > e->residual + e->n_rows * stride) return;
+    for (r = 0; r < bytes / stride; r++)
+        for (j = 0; j < e->stride; j++)
+            to[r * e->stride + j] = j < 8 ? (mix(mix(e->rows[first + r], e->differs), j) >> 48) / 65536.0f - 0.5f : 0;
+}
 static unsigned char *row(const Layout *l, const Session *s, int value, u32 head, u32 position) {
     u64 tile = position / 64, plane = (u64)l->n_kv_heads * 64 * l->row_bytes;
     if (l->ring) tile %= l->ring;
@@ -117,8 +186,8 @@ static unsigned char *row(const Layout *l, const Session *s, int value, u32 head
            ((u64)head * 64 + position % 64) * l->row_bytes;
 }
 /* Keys and values of a position. */
-static void append(const Layout *l, const Session *s, u32 token, u32 position, u64 added) {
-    u64 h = mix(mix(token, position), l->layer_offset);
+static void append(Evaluation *e, const Layout *l, const Session *s, u32 token, u32 position, u64 added, u32 r, u32 rows) {
+    u64 h = mix(mix(begun(e, token, r, rows), position), l->layer_offset);
     u32 head, i;
     int value;
     if (added) h = mix(h, added);
@@ -129,6 +198,7 @@ static void append(const Layout *l, const Session *s, u32 token, u32 position, u
             u32 len = l->q8 ? (l->head_dim + 31) / 32 * 32 + (l->head_dim + 31) / 32 * 2 : l->head_dim * 2;
             for (i = 0; i < l->row_bytes; i++) to[i] = i < len ? (h = mix(h, i), h & 0x3b) : 0;
         }
+    went_on(e, r, h);
 }
 /* What a row's products so far have from adapters: a hash of their numbers, whichever kernels read them. */
 static u64 add(const Pair *pairs, u32 uses, u32 n_linears, u32 groups, const Piece *pieces) {
@@ -178,7 +248,7 @@ static void product(Evaluation *e, const AdaptedProduct *p) {
         }
 }
 /* The state of a layer with one of fixed size: each position follows from the one before. */
-static void advance(const Fixed *f, const Session *s, u32 token, u32 position) {
+static u64 advance(const Fixed *f, const Session *s, u32 token, u32 position) {
     float *ring = (float *)(s->fixed + f->ring), *matrix = (float *)(s->fixed + f->matrix);
     u32 c;
     for (c = 0; c < f->channels; c++) {
@@ -186,13 +256,16 @@ static void advance(const Fixed *f, const Session *s, u32 token, u32 position) {
         of[position % f->width] = mix(mix(mix(token, position), c + f->ring), (u64)before) >> 44;
     }
     if (f->has_matrix) *matrix = mix(mix(mix(token, position), f->matrix), (u64)*matrix) >> 44;
+    return mix(f->channels ? (u64)ring[position % f->width] : 0, f->has_matrix ? (u64)*matrix : 0);
 }
 /* Rows of a chain go on from each other, and leave a state each. */
 static void recur(Evaluation *e, Fixed f, u64 sessions, u32 prefill, u32 count, u32 batch, int chains) {
+    const u32 n = prefill ? count : batch;
     u32 r;
     e->fixed[e->n_fixed++] = f;
-    for (r = 0; r < (prefill ? count : batch); r++) {
+    for (r = 0; r < n; r++) {
         Session *s = ((Session **)sessions)[prefill ? 0 : r];
+        const u32 token = begun(e, prefill ? e->tokens[r] : s->token, r, n);
         if (chains) {
             const u64 before = s->chain ? s->before : ((Session **)sessions)[r - 1]->fixed;
             if (s->chain > batch - r) abort();
@@ -201,8 +274,7 @@ static void recur(Evaluation *e, Fixed f, u64 sessions, u32 prefill, u32 count, 
                 if (f.has_matrix) *(float *)(s->fixed + f.matrix) = *(float *)(before + f.matrix);
             }
         } else if (s->before != s->fixed) abort();
-        if (prefill) advance(&f, s, e->tokens[r], s->position + r);
-        else advance(&f, s, s->token, s->position);
+        went_on(e, r, advance(&f, s, token, s->position + (prefill ? r : 0)));
     }
 }
 static u64 seen(const Evaluation *e, const Session *s, u64 added) {
@@ -229,10 +301,11 @@ static void end_step(const Evaluation *e, const Sample *a, u32 batch) {
     u32 r, j;
     for (r = 0; r < batch; r++) {
         Session *s = ((Session **)a->sessions)[r];
-        float *logits = (float *)a->logits + (u64)r * a->n_vocab;
+        /* A part that does not end its network has none. */
+        float *logits = a->logits ? (float *)a->logits + (u64)r * a->n_vocab : NULL;
         if (a->advance) {
             u64 h = seen(e, s, e->added[r]);
-            for (j = 0; j < a->n_vocab; j++) {
+            for (j = 0; j < a->n_vocab && logits; j++) {
                 const int known = !e->spread.place_of || ((u32 *)e->spread.place_of)[j] < e->spread.n_known;
                 logits[j] = known ? (mix(h, j) >> 40) * 1e-6f : -1.0f / 0.0f;
             }
@@ -445,19 +518,22 @@ static void run_fill(const Fill *f) {
 static int starts(const char *n, const char *p) { return strncmp(n, p, strlen(p)) == 0; }
 static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *args) {
     u32 r;
+    e->has_run = 1;
+    if (!e->has_begun && strcmp(f->name, "embed")) begin_part(e, args);
     if (!strcmp(f->name, "embed")) {
+        begin_evaluation(e);
+        e->has_entered = 0;
         e->tokens = (const u32 *)((const Embed *)args)->tokens;
         e->positions = (const u32 *)((const Embed *)args)->text_positions;
         e->kinds = (const u32 *)((const Embed *)args)->text_kinds;
-        e->n = e->n_fixed = 0;
-        e->spread.place_of = 0;
-        memset(e->added, 0, sizeof e->added);
+        e->residual = ((const Embed *)args)->out;
+        e->stride = ((const Embed *)args)->groups * 32;
     } else if (starts(f->name, "attend_tiles") || starts(f->name, "attend_wide")) {
         const Attend *a = args;
         e->layers[e->n++] = a->layout;
         for (r = 0; r < gy && !a->shares; r++) {
             Session *s = ((Session **)a->a[0])[r];
-            append(&a->layout, s, s->token, s->position, e->added[r]);
+            append(e, &a->layout, s, s->token, s->position, e->added[r], r, gy);
         }
     } else if (!strcmp(f->name, "rope_append") && ((const Rope *)args)->positions) {
         place_texts(e, args, gy);
@@ -474,16 +550,16 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         for (r = 0; r < gy && !a->shares; r++) {
             Session *s = ((Session **)a->a[0])[a->prefill ? 0 : r];
             u32 at = a->first_row + r;
-            if (a->prefill) append(&a->layout, s, e->tokens[at], s->position + at, e->added[0]);
-            else append(&a->layout, s, s->token, s->position, e->added[r]);
+            if (a->prefill) append(e, &a->layout, s, e->tokens[at], s->position + at, e->added[0], at, gy);
+            else append(e, &a->layout, s, s->token, s->position, e->added[r], r, gy);
         }
     } else if (!strcmp(f->name, "latent_place")) {
         const Latent *a = args;
         e->layers[e->n++] = a->layout;
         for (r = 0; r < gy; r++) {
             Session *s = ((Session **)a->a[0])[a->prefill ? 0 : r];
-            if (a->prefill) append(&a->layout, s, e->tokens[r], s->position + r, e->added[0]);
-            else append(&a->layout, s, s->token, s->position, e->added[r]);
+            if (a->prefill) append(e, &a->layout, s, e->tokens[r], s->position + r, e->added[0], r, gy);
+            else append(e, &a->layout, s, s->token, s->position, e->added[r], r, gy);
         }
     } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_chain_") || starts(f->name, "recurrent_scan_")) {
         const Recurrent *a = args;
@@ -574,15 +650,16 @@ int stand_in_captures(Stream *s) { return s->capture != NULL; }
 R cuGraphDestroy(Graph *g) { free(g->nodes); free(g); return 0; }
 R cuGraphExecDestroy(Graph *g) { tell(g, -1); return cuGraphDestroy(g); }
 R cuGraphLaunch(Graph *g, Stream *s) {
-    static Evaluation e;
+    Evaluation *e = &s->evaluation;
     int i;
     LOCKED;
-    (void)s;
+    e->in_graph = 1;
     for (i = 0; i < g->n; i++) {
         const Node *node = &g->nodes[i];
-        if (node->function) run(&e, node->function, node->gx, node->gy, node->args);
+        if (node->function) run(e, node->function, node->gx, node->gy, node->args);
         else node->call(node->user);
     }
+    e->in_graph = 0;
     return 0;
 }
 static Node *new_node(Graph *g, Function *f) {
@@ -743,9 +820,24 @@ R cuMemUnmap(u64 a, size_t n) {
     if (mmap((void *)a, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != (void *)a) abort();
     return 0;
 }
-R cuMemcpyHtoDAsync_v2(u64 to, const void *p, size_t n, void *s) { LOCKED; (void)s; memcpy((void *)to, p, n); return 0; }
+R cuMemcpyHtoDAsync_v2(u64 to, const void *p, size_t n, Stream *s) {
+    LOCKED;
+    memcpy((void *)to, p, n);
+    if (s && !s->capture) {
+        Evaluation *e = &s->evaluation;
+        const Copy copy = {to, n};
+        if (e->has_run) e->n_copies = e->has_run = e->has_begun = 0;
+        if (e->n_copies < 256) e->copies[e->n_copies++] = copy;
+    }
+    return 0;
+}
 R cuMemcpyHtoD_v2(u64 to, const void *p, size_t n) { LOCKED; memcpy((void *)to, p, n); return 0; }
-R cuMemcpyDtoHAsync_v2(void *p, u64 a, size_t n, void *s) { LOCKED; (void)s; memcpy(p, (void *)a, n); return 0; }
+R cuMemcpyDtoHAsync_v2(void *p, u64 a, size_t n, Stream *s) {
+    LOCKED;
+    memcpy(p, (void *)a, n);
+    if (s && !s->capture) leave(&s->evaluation, p, a, n);
+    return 0;
+}
 R cuMemcpyDtoH_v2(void *p, u64 a, size_t n) { LOCKED; memcpy(p, (void *)a, n); return 0; }
 /* A planted defect, to show that the tests see one: copies of pages do nothing. */
 R cuMemcpyDtoDAsync_v2(u64 to, u64 a, size_t n, void *s) {

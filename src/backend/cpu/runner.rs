@@ -5,6 +5,7 @@ use super::forward::{Context, decode, step};
 use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
 use super::profile::Clock;
+use super::verify::RowLogits;
 use super::weights::CpuWeights;
 use crate::backend::driver::{Driven, Driver, Job, check_idle, next_done, start_work};
 use crate::backend::row::{Front, RowWork};
@@ -66,6 +67,8 @@ pub(super) struct Core {
     /// Of the last position, if `has_logits`.
     pub logits: Vec<f32>,
     pub has_logits: bool,
+    /// Of a last part of a network: those of the drafts of the last row that were right.
+    pub rows: RowLogits,
     /// The tokens in the cache.
     history: Vec<u32>,
     rules: Option<Arc<TokenRules>>,
@@ -194,6 +197,12 @@ impl Core {
         if kept == 0 {
             self.kv.clear();
         } else if self.kv.fixed.go_back(kept, &mut self.logits) {
+            self.has_logits = true;
+        }
+        if let Some(logits) = self.rows.go_back(kept, self.logits.len())
+            && kept < self.len
+        {
+            self.logits.copy_from_slice(logits);
             self.has_logits = true;
         }
         if let Some(states) = &self.states {
@@ -425,6 +434,7 @@ impl CpuRunner {
             len: 0,
             logits,
             has_logits: false,
+            rows: RowLogits::default(),
             history,
             rules: None,
             adapters: None,
@@ -520,6 +530,12 @@ impl CpuRunner {
                     true => Done::Logits,
                     false => Done::Evaluated,
                 }));
+                return Ok(());
+            }
+            Want::Drafted { .. } => {
+                core.draft(row.tokens, residual, row.interrupt)?;
+                drop(core);
+                self.keep(Ok(Done::Evaluated));
                 return Ok(());
             }
             Want::Choices { count, sampling } => (count, sampling),
@@ -641,8 +657,30 @@ impl Runner for CpuRunner {
         self.logprobs.as_deref()
     }
 
+    fn keep_drafts(&mut self, len: usize) -> Result<()> {
+        self.idle_core()?.keep(len);
+        Ok(())
+    }
+
+    fn settle_drafts(&mut self, position: Option<usize>) -> Result<()> {
+        self.idle_core()?.settle_drafts(position);
+        Ok(())
+    }
+
     fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
-        self.idle_core()?.kv.fixed.reserve_rows(drafts + 1)
+        let mut core = self.idle_core()?;
+        core.kv.fixed.reserve_rows(drafts + 1)?;
+        match core.weights.ends {
+            (Front::Stream, true) => {
+                let (account, n_vocab) = (&core.weights.clone().sessions, core.logits.len());
+                core.rows.reserve(drafts + 1, n_vocab, account)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn drop_outcomes(&mut self) {
+        lock(&self.core).rows.allow_back();
     }
 
     fn set_draw_offset(&mut self, offset: usize) -> Result<()> {

@@ -7,12 +7,70 @@ use super::chunk::{Chunk, Places};
 use super::runner::{Core, Done};
 use crate::backend::{MAX_BATCH, MAX_DRAFTS, MaskSource, Residual};
 use crate::engine::sampling::Sampling;
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
+use crate::memory::{Account, Charge};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 // The drafts and the token before them are a chunk of a batch's memory.
 const _: () = assert!(MAX_DRAFTS < MAX_BATCH);
+
+/// The logits of rows whose drafts were right, of a last part of a network: other parts may be unable to evaluate the last position again with the
+/// bits that it had, so its logits must be there where the state goes back to a row.
+#[derive(Default)]
+pub(super) struct RowLogits {
+    /// `[rows][n_vocab]`, within a capacity that is reserved.
+    logits: Vec<f32>,
+    /// Positions before the first row.
+    first: usize,
+    /// Whether the state may go back to a row, once.
+    back: bool,
+    _charge: Option<Charge>,
+}
+
+impl RowLogits {
+    /// Reserves memory for so many rows. Errors: `OutOfMemory`.
+    pub fn reserve(&mut self, rows: usize, n_vocab: usize, account: &Arc<Account>) -> Result<()> {
+        let floats = rows.saturating_mul(n_vocab);
+        if self.logits.capacity() >= floats {
+            return Ok(());
+        }
+        let bytes = floats.saturating_mul(size_of::<f32>());
+        let charge = account.charge(bytes, "logits of drafts")?;
+        let mut logits = try_vec(floats, 0.0, "logits of drafts")?;
+        logits.clear();
+        (self.logits, self._charge) = (logits, Some(charge));
+        Ok(())
+    }
+
+    /// Rows follow behind so many positions.
+    fn begin(&mut self, first: usize) {
+        self.logits.clear();
+        (self.first, self.back) = (first, false);
+    }
+
+    /// The next row was right. Its logits are kept if memory is reserved.
+    fn take(&mut self, logits: &[f32]) {
+        if self.logits.capacity() - self.logits.len() >= logits.len() {
+            self.logits.extend_from_slice(logits);
+        }
+    }
+
+    /// Lets the state go back to a row.
+    pub fn allow_back(&mut self) {
+        self.back = true;
+    }
+
+    /// The logits of the row that the state of so many positions is, if it may go back there.
+    pub fn go_back(&mut self, len: usize, n_vocab: usize) -> Option<&[f32]> {
+        if !std::mem::take(&mut self.back) {
+            return None;
+        }
+        let row = len.checked_sub(self.first + 1)?;
+        self.logits.get(row * n_vocab..(row + 1) * n_vocab)
+    }
+}
 
 impl Core {
     /// Appends `tokens`, of which the last `drafts` are guesses, and chooses as [`Want::Verified`] says. `outcomes` gets
@@ -74,8 +132,72 @@ impl Core {
             let earlier_of = residual.split(earlier.len(), self.weights.hidden);
             self.extend(earlier, earlier_of, true, interrupt)?;
         }
-        let end = self.check(together)?;
-        self.kv.prepare(self.len, end)?;
+        self.evaluate_together(together, residual, interrupt, |core, logits| {
+            let Some(logits) = logits else {
+                fail!(Internal, "drafts are verified where logits are");
+            };
+            core.choose_behind((together, drafts), logits, sampling, mask, outcomes)
+        })?;
+        // Nothing is behind the tokens that were right.
+        self.keep(self.len);
+        Ok(())
+    }
+
+    /// Evaluates tokens, each of which has a state of its own, as [`Want::Drafted`] says. The state is that behind all of them then, and
+    /// can go back to behind any of them.
+    ///
+    /// Errors: those of the evaluation. The state is as it was then.
+    ///
+    /// [`Want::Drafted`]: crate::backend::Want::Drafted
+    pub fn draft(
+        &mut self,
+        tokens: &[u32],
+        residual: Residual<'_>,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let before = self.len;
+        let evaluated = self.evaluate_together(tokens, residual, interrupt, |core, _| {
+            for token in tokens {
+                core.kv.fixed.take_row(core.len + 1);
+                core.append(&[*token]);
+            }
+            core.has_logits = false;
+            Ok(())
+        });
+        if evaluated.is_err() {
+            self.keep(before);
+        }
+        evaluated
+    }
+
+    /// What becomes of the rows of the last pass: see [`Runner::settle_drafts`].
+    ///
+    /// [`Runner::settle_drafts`]: crate::backend::Runner::settle_drafts
+    pub fn settle_drafts(&mut self, position: Option<usize>) {
+        if let Some(position) = position.filter(|position| *position <= self.len) {
+            // Where choices are made, the state is marked when they are.
+            if !self.weights.ends.1 && self.kv.fixed.is_due(position) {
+                self.kv.fixed.mark(position, None);
+            }
+            if position < self.len {
+                return;
+            }
+        }
+        self.kv.fixed.forget_rows();
+    }
+
+    /// Evaluates tokens behind the state, and has `end` take them, whose logits these are, `[tokens][n_vocab]`, if the layers end the
+    /// network.
+    fn evaluate_together(
+        &mut self,
+        together: &[u32],
+        residual: Residual<'_>,
+        interrupt: &AtomicBool,
+        end: impl FnOnce(&mut Core, Option<&[f32]>) -> Result<()>,
+    ) -> Result<()> {
+        let behind = self.check(together)?;
+        self.rows.begin(self.len);
+        self.kv.prepare(self.len, behind)?;
         let weights = self.weights.clone();
         let turn = weights.pool.turn(interrupt)?;
         let mut space = weights.batch.lock().unwrap_or_else(|e| e.into_inner());
@@ -107,21 +229,23 @@ impl Core {
         if let Some(states) = &self.states {
             pass.keep(states, self.len, all);
         }
-        if !weights.ends.1 {
-            fail!(Internal, "drafts are verified where logits are");
+        if let Some(output) = residual.output {
+            chunk.leave(0, output);
         }
-        let logits = space.logits.span();
-        chunk.all_logits(&turn, logits)?;
-        // SAFETY: the batch's memory, which has a row for each token of `together`, and which nobody writes as long as
-        // its lock is held.
-        let logits = unsafe {
-            std::slice::from_raw_parts(logits.base(), together.len() * self.logits.len())
+        let logits = match weights.ends.1 {
+            true => {
+                let logits = space.logits.span();
+                chunk.all_logits(&turn, logits)?;
+                // SAFETY: the batch's memory, which has a row for each token of `together`, and which nobody writes as long as
+                // its lock is held.
+                Some(unsafe {
+                    std::slice::from_raw_parts(logits.base(), together.len() * self.logits.len())
+                })
+            }
+            false => None,
         };
         self.kv.fixed.rows_done(self.len, together.len());
-        self.choose_behind((together, drafts), logits, sampling, mask, outcomes)?;
-        // Nothing is behind the tokens that were right.
-        self.keep(self.len);
-        Ok(())
+        end(self, logits)
     }
 
     /// Chooses behind a known token, or by the logits at hand if there is none, and behind `drafts` drafts as long as they are
@@ -169,6 +293,7 @@ impl Core {
         self.append(&[token]);
         if let Some(logits) = logits {
             self.logits.copy_from_slice(logits);
+            self.rows.take(logits);
         }
         self.mark(false);
     }

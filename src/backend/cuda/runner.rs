@@ -125,7 +125,7 @@ impl CudaRunner {
     }
 
     /// Keeps the choices of a step with drafts in a batch, until they are polled.
-    pub fn keep_drafts(&mut self) -> Result<()> {
+    pub fn keep_verified(&mut self) -> Result<()> {
         let core = self.take()?;
         self.work = Work::Drafts(core, None);
         Ok(())
@@ -176,12 +176,18 @@ impl CudaRunner {
                 let core = self.core()?;
                 core.notifies = when == When::Background;
                 let mask = row.mask.take().map(|m| m as &mut MaskSource<'_>);
-                core.verify(row.tokens, drafts, &sampling, mask, row.interrupt)?;
+                let (tokens, residual) = (row.tokens, std::mem::take(&mut row.residual));
+                core.verify((tokens, drafts), residual, &sampling, mask, row.interrupt)?;
                 let mut core = self.take()?;
                 if when == When::Background {
                     core.end_drafts_by(row.interrupt);
                 }
                 self.work = Work::Drafts(core, Some(busy));
+            }
+            Want::Drafted { .. } => {
+                let residual = std::mem::take(&mut row.residual);
+                self.core()?.draft(row.tokens, residual, row.interrupt)?;
+                self.keep_evaluated()?;
             }
             Want::Choices { count, sampling } => {
                 let core = self.core()?;
@@ -394,9 +400,17 @@ impl Runner for CudaRunner {
     }
 
     fn drop_outcomes(&mut self) {
-        if let Work::Drafts(core, _) = &mut self.work {
+        if let Work::Drafts(core, _) | Work::Nothing(core) = &mut self.work {
             core.drop_drafts();
         }
+    }
+
+    fn keep_drafts(&mut self, len: usize) -> Result<()> {
+        self.core()?.keep_drafts(len)
+    }
+
+    fn settle_drafts(&mut self, position: Option<usize>) -> Result<()> {
+        self.core()?.settle_drafts(position)
     }
 
     fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {

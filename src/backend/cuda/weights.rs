@@ -390,7 +390,7 @@ impl CudaWeights {
         for &i in rows {
             let kept = match chosen.next() {
                 Some(Some(chosen)) => runners[i].keep(chosen),
-                Some(None) => runners[i].keep_drafts(),
+                Some(None) => runners[i].keep_verified(),
                 None => runners[i].keep_evaluated(),
             };
             kept.map_err(|e| RowError::of(i, e))?;
@@ -408,7 +408,11 @@ impl CudaWeights {
         for (i, work) in works.iter().enumerate() {
             let drafts = drafts_of(work);
             let chooses = match work.want {
-                Want::Verified { .. } => work.tokens.len() > drafts && drafts <= spare,
+                // Those of a part go alone.
+                Want::Verified { .. } => {
+                    let fits = work.tokens.len() > drafts && drafts <= spare;
+                    fits && self.drafts_in_batches()
+                }
                 want => want.is_one_choice() && !work.tokens.is_empty(),
             };
             let evaluates = matches!(work.want, Want::Evaluated) && work.tokens.len() == 1;
@@ -568,15 +572,14 @@ impl Weights for CudaWeights {
     }
 
     fn max_drafts(&self) -> usize {
-        // The rows of a part would need a residual stream each.
-        match self.plan.ends == (Front::Embeddings, true) && self.link.is_none() {
+        match self.plan.ends.0 != Front::States && self.link.is_none() {
             true => MAX_ROWS - 1,
             false => 0,
         }
     }
 
     fn drafts_in_batches(&self) -> bool {
-        self.max_drafts() > 0
+        self.plan.ends == (Front::Embeddings, true) && self.max_drafts() > 0
     }
 
     fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {

@@ -42,7 +42,7 @@ impl Work {
         let work = work.hash("the tokens", tokens);
         match want {
             Want::Logits => work.said("what is wanted", "logits"),
-            Want::Evaluated => work.said("what is wanted", "nothing"),
+            Want::Evaluated | Want::Drafted { .. } => work.said("what is wanted", "nothing"),
             Want::Choices { sampling, .. } => work
                 .said("what is wanted", "a choice")
                 .hash("the sampling", of_sampling(sampling)),

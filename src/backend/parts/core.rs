@@ -41,6 +41,8 @@ pub(super) enum Done {
     Logits,
     Evaluated,
     Token(u32, Option<Box<Logprobs>>),
+    /// A choice of a row with drafts, behind so many positions; none where a choice by logits at hand comes first.
+    Verified(u32, Option<Box<Logprobs>>, Option<usize>),
 }
 
 impl Core {
@@ -194,6 +196,7 @@ impl Core {
         };
         let of_earlier = match want {
             Want::Evaluated => Want::Evaluated,
+            Want::Verified { drafts, .. } => Want::Drafted { drafts },
             _ => Want::Logits,
         };
         let Some((last, earlier)) = self.parts.split_last_mut() else {
@@ -331,13 +334,18 @@ impl Core {
 
     /// The next choice of the last part.
     pub fn chosen(&mut self) -> Result<(Done, u32)> {
+        let (token, logprobs) = self.polled()?;
+        Ok((Done::Token(token, logprobs), token))
+    }
+
+    fn polled(&mut self) -> Result<(u32, Option<Box<Logprobs>>)> {
         let boxes = self.logprob_boxes.clone();
         let speaker = self.speaker()?;
         let Some(Outcome::Token(token)) = speaker.poll(true)? else {
             fail!(Internal, "a part that has not chosen");
         };
         let logprobs = speaker.logprobs().cloned().map(|l| boxes.fill(l));
-        Ok((Done::Token(token, logprobs), token))
+        Ok((token, logprobs))
     }
 
     /// Appends `tokens`, of which the last `drafts` are guesses, and chooses as `Want::Verified` says. `outcomes` gets a choice
@@ -358,34 +366,86 @@ impl Core {
             drafts,
             sampling: *sampling,
         };
-        let guesses = &tokens[tokens.len() - drafts..];
         self.or_go_back(|core| {
             let (before, rest) = tokens.split_at(tokens.len() - tokens.len().min(drafts + 1));
+            // As before a choice.
             if !before.is_empty() {
-                core.evaluate(before, Want::Evaluated, interrupt)?;
+                core.evaluate(before, Want::Logits, interrupt)?;
             }
-            core.piece(rest, want, mask, interrupt)?;
-            for next in guesses.iter().map(Some).chain([None]) {
-                match core.chosen() {
-                    Ok((done, token)) => {
-                        outcomes.push_back(Ok(done));
-                        if next != Some(&token) {
-                            break;
-                        }
-                    }
-                    Err(e) if outcomes.is_empty() => return Err(e),
-                    Err(e) => {
-                        outcomes.push_back(Err(e));
+            let start = core.len();
+            let kept = core.piece(rest, want, mask, interrupt);
+            let kept = kept.and_then(|()| core.verified(rest, start, drafts, outcomes));
+            core.keep_drafts(start, kept)
+        })
+    }
+
+    /// The choices of the last part behind drafts, of which `rest` are the rows behind `start` positions; how many positions it has kept.
+    fn verified(
+        &mut self,
+        rest: &[u32],
+        start: usize,
+        drafts: usize,
+        outcomes: &mut VecDeque<Result<Done>>,
+    ) -> Result<usize> {
+        let known = rest.len() - drafts;
+        let guesses = &rest[known..];
+        for (i, next) in guesses.iter().map(Some).chain([None]).enumerate() {
+            match self.polled() {
+                Ok((token, logprobs)) => {
+                    let position = (known + i > 0).then_some(start + known + i);
+                    outcomes.push_back(Ok(Done::Verified(token, logprobs, position)));
+                    if next != Some(&token) {
                         break;
                     }
                 }
+                Err(e) if outcomes.is_empty() => return Err(e),
+                Err(e) => {
+                    outcomes.push_back(Err(e));
+                    break;
+                }
             }
-            Ok(())
-        })?;
-        // The last part has kept those that were right.
-        let kept = self.speaker()?.len();
-        self.go_back(kept);
+        }
+        Ok(self.speaker()?.len())
+    }
+
+    /// Has the parts that have evaluated drafts behind `start` positions go back to what the last one has kept, or to `start`.
+    fn keep_drafts(&mut self, start: usize, kept: Result<usize>) -> Result<()> {
+        let len = *kept.as_ref().unwrap_or(&start);
+        let earlier = self.parts.len() - 1;
+        let mut done = kept.map(drop);
+        for part in &mut self.parts[..earlier] {
+            // After a failure, some have not begun.
+            if done.is_ok() || part.len() > start {
+                done = done.and(part.keep_drafts(len));
+            }
+        }
+        done?;
+        if self.parts.iter().any(|part| part.len() != len) {
+            self.go_back(len);
+        }
         Ok(())
+    }
+
+    /// A choice behind drafts was handed out, or has failed: see [`Runner::settle_drafts`].
+    pub fn settle_drafts(&mut self, position: Option<usize>) -> Result<()> {
+        let mut parts = self.parts.iter_mut();
+        let settled = parts.try_for_each(|part| part.settle_drafts(position));
+        if position.is_none() || settled.is_err() {
+            self.go_back(self.len());
+        }
+        settled
+    }
+
+    /// What was chosen behind drafts and not handed out is not wanted.
+    pub fn drop_drafts(&mut self) {
+        self.parts.iter_mut().for_each(|part| part.drop_outcomes());
+    }
+
+    /// Room for rows of so many drafts in all parts.
+    pub fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
+        drop(self.weights.streams()?);
+        let mut parts = self.parts.iter_mut();
+        parts.try_for_each(|part| part.reserve_drafts(drafts))
     }
 
     /// The logits of the last position are at hand.

@@ -31,6 +31,10 @@ pub(super) struct PartsRunner {
     ready: VecDeque<Result<Done>>,
     /// Set by outcomes of work in the background.
     event: Option<Arc<Event>>,
+    /// Whether the outcomes are those of a row with drafts, of which some were handed out.
+    verifying: bool,
+    /// Whether what is left of them is not wanted.
+    dropping: bool,
     /// Of the choice that was returned last.
     logprobs: Option<Box<Logprobs>>,
     /// The core's.
@@ -52,6 +56,8 @@ impl PartsRunner {
             driver: None,
             ready: VecDeque::with_capacity(1),
             event: None,
+            verifying: false,
+            dropping: false,
             logprobs: None,
         }
     }
@@ -82,6 +88,7 @@ impl PartsRunner {
 
     /// Does or starts the work of a row by itself.
     pub fn submit(&mut self, row: &mut RowWork<'_>, when: When) -> Result<()> {
+        (self.verifying, self.dropping) = (false, false);
         match when {
             When::Now => self.run(row),
             When::Background => self.start(row),
@@ -98,6 +105,30 @@ impl PartsRunner {
         }
         self.ready = outcomes;
         done
+    }
+
+    /// Has the parts do what comes with an outcome of a row with drafts when it is handed out.
+    fn settle(&mut self, done: &Result<Option<Done>>) -> Result<()> {
+        let position = match done {
+            Ok(Some(Done::Verified(_, _, position))) => {
+                self.verifying = true;
+                match position {
+                    Some(position) => Some(*position),
+                    None => return Ok(()),
+                }
+            }
+            Err(_) if self.verifying => None,
+            _ => return Ok(()),
+        };
+        if self.dropping {
+            return Ok(());
+        }
+        let settled = lock(&self.core).settle_drafts(position);
+        if settled.is_err() {
+            // Nothing is left of the row.
+            while let Ok(Some(_)) = next_done(&mut self.ready, &mut self.driver, true) {}
+        }
+        settled
     }
 
     /// Starts the work of a row in the background.
@@ -145,6 +176,7 @@ fn run(
             return core.verify(tokens, &sampling, mask, row.interrupt, outcomes);
         }
         Want::Choices { count, sampling } => (count, sampling),
+        Want::Drafted { .. } => fail!(Internal, "parts of a part"),
     };
     let (done, mut last) = core.choose(row.tokens, &sampling, mask, row.interrupt)?;
     outcomes.push_back(Ok(done));
@@ -172,11 +204,12 @@ impl Runner for PartsRunner {
     }
 
     fn poll(&mut self, wait: bool) -> Result<Option<Outcome>> {
-        let done = next_done(&mut self.ready, &mut self.driver, wait)?;
-        Ok(done.map(|done| match done {
+        let done = next_done(&mut self.ready, &mut self.driver, wait);
+        self.settle(&done)?;
+        Ok(done?.map(|done| match done {
             Done::Logits => Outcome::Logits,
             Done::Evaluated => Outcome::Evaluated,
-            Done::Token(token, logprobs) => {
+            Done::Token(token, logprobs) | Done::Verified(token, logprobs, _) => {
                 let last = std::mem::replace(&mut self.logprobs, logprobs);
                 self.logprob_boxes.put_back(last);
                 Outcome::Token(token)
@@ -227,6 +260,15 @@ impl Runner for PartsRunner {
 
     fn rollback(&mut self, mark: Mark) {
         lock(&self.core).go_back(mark.position());
+    }
+
+    fn drop_outcomes(&mut self) {
+        self.dropping = true;
+        lock(&self.core).drop_drafts();
+    }
+
+    fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
+        self.idle_core()?.reserve_drafts(drafts)
     }
 
     fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {

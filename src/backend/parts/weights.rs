@@ -38,7 +38,7 @@ pub struct PartsWeights {
 /// What kinds of devices have the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// Several tokens together give the bits that each gives alone, so that drafts can be verified.
+    /// Pieces of prompts are short.
     Cpus,
     /// Long pieces of prompts are faster than short ones.
     Gpus,
@@ -517,11 +517,8 @@ impl Weights for PartsWeights {
     }
 
     fn max_drafts(&self) -> usize {
-        // Of a state of fixed size, only the part that chooses knows how many rows to keep.
-        let recurs = self.parts.iter().any(|part| part.fixed_len() > 0);
         let least = self.parts.iter().map(|part| part.max_drafts()).min();
-        let least = least.filter(|_| !recurs);
-        least.filter(|_| self.devices == Devices::Cpus).unwrap_or(0)
+        least.filter(|_| self.ranks.is_none()).unwrap_or(0)
     }
 
     fn answers_interrupts(&self) -> bool {

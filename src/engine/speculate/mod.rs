@@ -519,12 +519,6 @@ impl Session {
     fn check_drafts(&self, options: &DraftOptions) -> Result<DraftOptions> {
         let weights = self.model.weights();
         let able = weights.max_drafts();
-        if able == 0 && weights.fixed_len() > 0 {
-            fail!(
-                Unsupported,
-                "the model's devices cannot verify drafts of a model with recurrent layers together"
-            );
-        }
         if able == 0 {
             fail!(Unsupported, "the model's device cannot verify drafts");
         }

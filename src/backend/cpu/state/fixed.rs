@@ -181,7 +181,7 @@ impl FixedStates {
     pub fn part_rows(&mut self, count: usize) -> Result<()> {
         self.reserve_rows(count)?;
         self.apart = self.live.is_some();
-        self.rows.iter_mut().for_each(|row| row.position = None);
+        self.forget_rows();
         Ok(())
     }
 
@@ -247,9 +247,16 @@ impl FixedStates {
         }
     }
 
-    /// Copies the state, which is that of `position` positions, with logits if there are some.
+    /// Forgets the states of rows.
+    pub fn forget_rows(&mut self) {
+        self.rows.iter_mut().for_each(|row| row.position = None);
+    }
+
+    /// Copies the state, which is that of `position` positions, or that of a row, with logits if there are some.
     pub fn mark(&mut self, position: usize, logits: Option<&[f32]>) {
-        let Some(live) = &self.live else {
+        let row = self.rows.iter().find(|row| row.position == Some(position));
+        let row = row.filter(|_| !self.marks.is_at(position));
+        let Some(live) = row.map(|row| &row.state).or(self.live.as_ref()) else {
             return;
         };
         let logits = logits.filter(|l| l.len() == self.n_vocab);
@@ -296,7 +303,7 @@ impl FixedStates {
     pub fn clear(&mut self) {
         self.marks.clear();
         self.apart = false;
-        self.rows.iter_mut().for_each(|row| row.position = None);
+        self.forget_rows();
         if let Some(live) = &self.live {
             // SAFETY: so many floats; the caller has the states for itself.
             unsafe { std::ptr::write_bytes(live.base().cast::<f32>(), 0, self.len) };

@@ -3,22 +3,27 @@
 //! On the device each row is a session of its own, which shares the caches and the history of the one that it belongs to
 //! (`kernels/drafts.cu`). So every kernel of a step does for a row what it does for a session of a batch, and a row has the bits of
 //! the step that it saves. Two kernels around these ready the rows, and count the choices that are the next row's token.
+//!
+//! Of a network in parts, the last one verifies, and the others evaluate the same rows: they choose nothing, and [`Core::keep_drafts`] tells
+//! them which rows were right. What a step marks, each part does when the choices are handed out ([`Core::settle_drafts`]).
 
 use super::core::{Core, EVALUATE, Extension, Kind, RESULT_SLOTS};
 use super::steps::{Chosen, Request};
-use crate::backend::MaskSource;
 use crate::backend::cuda::arena::{Arena, Placed};
 use crate::backend::cuda::args;
+use crate::backend::cuda::crossing;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
 use crate::backend::cuda::evaluation::Evaluation;
 use crate::backend::cuda::kernels::Kernels;
 use crate::backend::cuda::sampling::Stages;
 use crate::backend::cuda::step::{Ending, StepBuffers};
-use crate::backend::fill_mask;
+use crate::backend::row::Front;
+use crate::backend::{MaskSource, Residual, TokenInput, fill_mask};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, fail};
 use crate::panics::catch;
 use arrayvec::ArrayVec;
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -134,7 +139,8 @@ pub struct Flight {
 impl DraftSpace {
     fn new(core: &Core, rows: usize) -> Result<DraftSpace> {
         let context = core.weights.sessions();
-        let n_vocab = core.weights.plan().n_vocab as usize;
+        // A part that does not end its network chooses nothing.
+        let n_vocab = core.weights.plan().logits_len() as usize;
         let what = "memory of drafts";
         let memory = Placed::new(
             |arena| Places::place(arena, rows, n_vocab),
@@ -143,7 +149,7 @@ impl DraftSpace {
         let at = *memory.at();
         let offset = |address: u64| (address - memory.memory().address()) as usize;
         // Counts and lengths are zeros between any two steps.
-        for part in [at.counts, at.lengths] {
+        for part in [at.counts, at.lengths].into_iter().filter(|_| n_vocab > 0) {
             memory.memory().clear(offset(part), rows * n_vocab * 4)?;
         }
         let pinned_bytes = asked_bytes(rows) + rows * mask_words(n_vocab) * 4;
@@ -324,13 +330,18 @@ impl Core {
         }
     }
 
+    /// Whether it is the last part of a network: what its step has chosen is polled at once, and handed out later.
+    fn is_last_part(&self) -> bool {
+        self.weights.plan().ends.0 == Front::Stream
+    }
+
     /// Starts to evaluate `tokens`, of which the last `drafts` are guesses, and to choose as [`Want::Verified`] says.
     ///
     /// [`Want::Verified`]: crate::backend::Want::Verified
     pub fn verify(
         &mut self,
-        tokens: &[u32],
-        drafts: usize,
+        (tokens, drafts): (&[u32], usize),
+        mut residual: Residual<'_>,
         sampling: &Sampling,
         mut mask: Option<&mut MaskSource<'_>>,
         interrupt: &AtomicBool,
@@ -340,9 +351,14 @@ impl Core {
         if known > 0 {
             let (first, rows) = tokens.split_at(known - 1);
             if !first.is_empty() {
-                self.extend(Extension::of(first), interrupt)?;
+                let width = self.weights.plan().hidden as usize;
+                let extension = Extension {
+                    residual: residual.split(first.len(), width),
+                    ..Extension::of(first)
+                };
+                self.extend(extension, interrupt)?;
             }
-            return self.begin_drafts(rows, sampling, mask, interrupt);
+            return self.begin_drafts((rows, residual.input), sampling, mask, interrupt);
         }
         // The first choice is by the logits at hand.
         let request = Request {
@@ -362,16 +378,17 @@ impl Core {
         let space = self.space()?;
         space.outcomes.push(Ok(chosen));
         (space.at_hand, space.dropping) = (1, false);
-        if is_right && let Err(e) = self.begin_drafts(tokens, sampling, mask, interrupt) {
+        let rows = (tokens, residual.input);
+        if is_right && let Err(e) = self.begin_drafts(rows, sampling, mask, interrupt) {
             self.space()?.outcomes.push(Err(e));
         }
         Ok(())
     }
 
-    /// Launches the step whose rows have these tokens.
+    /// Launches the step whose rows have these tokens, and what a part has in place of their embeddings.
     fn begin_drafts(
         &mut self,
-        tokens: &[u32],
+        (tokens, input): (&[u32], TokenInput<'_>),
         sampling: &Sampling,
         mask: Option<&mut MaskSource<'_>>,
         interrupt: &AtomicBool,
@@ -392,10 +409,10 @@ impl Core {
             drafts: true,
         };
         let n = tokens.len();
-        let launched = match mask {
+        let launched = self.enter_rows(input).and_then(|()| match mask {
             None => self.launch_drafts(n, ending),
             Some(mask) => self.launch_masked_drafts(n, ending, mask, &mut flight),
-        };
+        });
         if let Err(e) = launched {
             let _ = stream.synchronize();
             self.lose_track();
@@ -405,6 +422,132 @@ impl Core {
         self.notify(&stream);
         self.space()?.flight = Some(flight);
         Ok(())
+    }
+
+    /// Evaluates a token and drafts behind it, or drafts alone, as [`Want::Drafted`] says. The state is that behind all of them then, and can
+    /// go back to behind any of them ([`Core::keep_drafts`]).
+    ///
+    /// [`Want::Drafted`]: crate::backend::Want::Drafted
+    pub fn draft(
+        &mut self,
+        tokens: &[u32],
+        residual: Residual<'_>,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        self.reserve_step(tokens.len())?;
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        self.has_logits = false;
+        let evaluated = self.evaluate_drafts(tokens, residual, interrupt);
+        if evaluated.is_err() {
+            // It may write to the residual stream of the caller's.
+            let _ = self.stream.synchronize();
+            self.lose_track();
+            if !self.state.fixed.is_at(self.len()) {
+                self.state.fixed.lose();
+            }
+            self.recover();
+        }
+        evaluated
+    }
+
+    fn evaluate_drafts(
+        &mut self,
+        tokens: &[u32],
+        residual: Residual<'_>,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let (n, before) = (tokens.len(), self.len());
+        let stream = self.stream.clone();
+        self.prepare_rows(&stream, tokens, &Sampling::GREEDY, false, interrupt)?;
+        self.enter_rows(residual.input)?;
+        let evaluate = Ending {
+            drafts: true,
+            ..EVALUATE
+        };
+        self.launch_drafts(n, evaluate)?;
+        let width = self.weights.plan().hidden as usize;
+        let space = self.space()?;
+        let from = space.buffers.at().rows.residual;
+        match residual.output {
+            // SAFETY: the launch makes the rows, and the next one is behind this on the same stream.
+            Some(output) => unsafe { crossing::leave(&stream, from, width, output)? },
+            None => stream.synchronize()?,
+        }
+        space.buffers.check_host()?;
+        // No kernel has: it is not known how many are right.
+        self.state.fixed.take_rows(before, n);
+        self.place_row(n - 1, self.state.fixed.row(n - 1))?;
+        self.set_len(before + n);
+        Ok(())
+    }
+
+    /// Puts what a part's rows have in place of embeddings where their step begins with it.
+    fn enter_rows(&mut self, input: TokenInput<'_>) -> Result<()> {
+        let TokenInput::Stream(rows) = input else {
+            return Ok(());
+        };
+        let (stream, width) = (self.stream.clone(), self.weights.plan().hidden as usize);
+        let to = self.space()?.buffers.at().rows.residual;
+        // SAFETY: memory of the session's steps with drafts, which follow each other on its stream. Whoever submits rows has what
+        // they begin with until they are polled.
+        unsafe { crossing::enter(&stream, rows, width, to) }
+    }
+
+    /// Tells the device where the state of fixed size is, and the place of a row that has been left for it.
+    fn place_row(&mut self, row: usize, place: u64) -> Result<()> {
+        if self.state.fixed.is_empty() {
+            return Ok(());
+        }
+        self.stream.synchronize()?;
+        self.place_fixed()?;
+        let space = self.space()?;
+        let session = space.memory.at().rows + (row * size_of::<args::Session>()) as u64;
+        let memory = space.memory.memory();
+        let at = session + offset_of!(args::Session, fixed) as u64 - memory.address();
+        memory.write(at as usize, &[place])
+    }
+
+    /// Goes back to the first `len` positions, behind those rows of the last step that were right.
+    pub fn keep_drafts(&mut self, len: usize) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        if len < self.len() {
+            self.has_logits = false;
+        }
+        self.lose_track();
+        if !self.state.fixed.is_at(len) {
+            let placed = match self.state.fixed.take_row(len) {
+                Some((row, place)) => self.place_row(row, place),
+                None => fail!(Internal, "a state of {len} positions that no row has left"),
+            };
+            if let Err(e) = placed {
+                self.state.fixed.lose();
+                self.forget(len);
+                return Err(e);
+            }
+        }
+        if self.state.reachable(len) < len {
+            self.forget(len);
+            return Ok(());
+        }
+        self.state.fixed.forget_behind(len);
+        self.set_len(len);
+        Ok(())
+    }
+
+    /// What becomes of the rows of the last step: see [`Runner::settle_drafts`].
+    ///
+    /// [`Runner::settle_drafts`]: crate::backend::Runner::settle_drafts
+    pub fn settle_drafts(&mut self, position: Option<usize>) -> Result<()> {
+        match position {
+            Some(len) if len > self.len() => Ok(()),
+            Some(len) => self.settle_row(len),
+            None => {
+                self.state.fixed.lose();
+                Ok(())
+            }
+        }
     }
 
     /// Readies the session, and what its rows are told, for a step on `stream` in which they have these tokens. There is room for
@@ -559,17 +702,16 @@ impl Core {
         };
         let (at_hand, dropping) = (space.at_hand > 0, space.dropping);
         space.at_hand = space.at_hand.saturating_sub(1);
+        if outcome.is_ok() && !at_hand && !dropping {
+            space.polled += 1;
+        }
+        let (first, polled) = (space.first, space.polled);
         match &outcome {
-            Ok(_) if at_hand || dropping => {}
-            Ok(_) => {
-                space.polled += 1;
-                let polled = space.polled;
-                self.settle_row(polled)?;
-            }
-            Err(_) => {
-                let polled = space.polled;
-                self.leave_rows(polled, dropping);
-            }
+            Ok(_) if at_hand || dropping || self.is_last_part() => {}
+            Ok(_) => self.settle_row(polled)?,
+            // The choices before this one are yet to be handed out.
+            Err(_) if self.is_last_part() && polled > first => self.keep_drafts(polled)?,
+            Err(_) => self.leave_rows(polled, dropping),
         }
         outcome.map(Some)
     }

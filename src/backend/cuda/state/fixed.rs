@@ -226,6 +226,28 @@ impl FixedState {
         self.settle(len + count);
     }
 
+    /// Makes the state that of `len` positions, if a row has that: the number of the row, and where that has what was the state.
+    pub fn take_row(&mut self, len: usize) -> Option<(usize, u64)> {
+        let rows = self.rows.as_mut()?;
+        let mut rows = rows.places.iter_mut().enumerate();
+        let (i, row) = rows.find(|(_, row)| row.position == Some(len))?;
+        std::mem::swap(&mut self.live, &mut row.address);
+        row.position = None;
+        let place = row.address;
+        self.settle(len);
+        Some((i, place))
+    }
+
+    /// Forgets the states of rows, and marks, of more than `len` positions.
+    pub fn forget_behind(&mut self, len: usize) {
+        self.marks.forget_behind(len);
+        if let Some(rows) = &mut self.rows {
+            for row in &mut rows.places {
+                row.position = row.position.filter(|position| *position <= len);
+            }
+        }
+    }
+
     /// Lets the state go back to that of a row, once.
     pub fn allow_back(&mut self) {
         self.back = true;
