@@ -56,6 +56,8 @@ pub(super) struct Driver<C: Driven> {
     thread: Option<Thread>,
     /// The interrupt flag of the job whose outcomes were not all collected yet.
     in_flight: Option<Arc<AtomicBool>>,
+    /// The event of that job.
+    event: Option<Arc<Event>>,
 }
 
 /// `DecodePending` while work that was started is not collected.
@@ -178,6 +180,7 @@ impl<C: Driven> Driver<C> {
             mail,
             thread: Some(thread),
             in_flight: None,
+            event: None,
         })
     }
 
@@ -202,6 +205,7 @@ impl<C: Driven> Driver<C> {
         }
         self.mail.made.store(0, Ordering::SeqCst);
         slot.event = event.cloned();
+        self.event = event.cloned();
         slot.request = Some(Request {
             job,
             interrupt: interrupt.clone(),
@@ -222,8 +226,14 @@ impl<C: Driven> Driver<C> {
             match self.mail.slot.try_lock() {
                 Ok(slot) => slot,
                 Err(TryLockError::Poisoned(slot)) => slot.into_inner(),
-                // The thread is about to let go of it.
-                Err(TryLockError::WouldBlock) => return Ok(None),
+                // The thread is about to let go of it, and may have set the event for the last time: whoever waits for it is to
+                // poll again.
+                Err(TryLockError::WouldBlock) => {
+                    if let Some(event) = &self.event {
+                        event.set();
+                    }
+                    return Ok(None);
+                }
             }
         };
         loop {
@@ -378,5 +388,74 @@ impl<C: Driven> Driver<C> {
 impl<C: Driven> Drop for Driver<C> {
     fn drop(&mut self) {
         drop(self.retire());
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// Work that is done as soon as it is asked for.
+    #[derive(Default)]
+    struct Core(Vec<u32>);
+
+    impl Driven for Core {
+        type Done = ();
+
+        fn started(&mut self) -> &mut Vec<u32> {
+            &mut self.0
+        }
+
+        fn evaluate(&mut self, _: &[u32], _: &Arc<AtomicBool>) -> Result<()> {
+            Ok(())
+        }
+
+        fn choose_next(
+            &mut self,
+            _: &[u32],
+            _: &Sampling,
+            _: bool,
+            _: &Arc<AtomicBool>,
+        ) -> Result<((), u32)> {
+            fail!(Internal, "not asked for")
+        }
+
+        fn verify_drafts(
+            &mut self,
+            _: (&[u32], usize),
+            _: &Sampling,
+            _: &Arc<AtomicBool>,
+            _: &mut VecDeque<Result<()>>,
+        ) -> Result<()> {
+            fail!(Internal, "not asked for")
+        }
+    }
+
+    /// The thread takes the slot once more after it has set the event. A poll that meets it there finds nothing, and no other outcome
+    /// sets the event again.
+    #[test]
+    fn a_poll_that_finds_the_slot_taken_sets_the_event() {
+        let core = Arc::new(Mutex::new(Core::default()));
+        let placement = Placement::default();
+        let mut driver = Driver::new(core, &placement).unwrap();
+        let event = Arc::new(Event::new().unwrap());
+        let job = Job {
+            want: Want::Logits,
+            masked: false,
+        };
+        driver.start(job, &Arc::default(), Some(&event)).unwrap();
+        while !event.is_set() {
+            std::thread::yield_now();
+        }
+        event.clear();
+        let mail = driver.mail.clone();
+        let taken = lock(&mail.slot);
+        assert!(driver.poll(false).unwrap().is_none());
+        assert!(event.is_set());
+        drop(taken);
+        while driver.poll(false).unwrap().is_none() {
+            assert!(event.is_set());
+        }
+        assert!(!driver.is_busy());
     }
 }

@@ -36,6 +36,18 @@ impl Event {
     pub(crate) fn handle(&self) -> i64 {
         self.0.handle()
     }
+
+    /// Whether `poll` finds it readable.
+    #[cfg(all(test, unix))]
+    pub(crate) fn is_set(&self) -> bool {
+        let mut entry = libc::pollfd {
+            fd: i32::try_from(self.handle()).unwrap(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry, which is a local.
+        unsafe { libc::poll(&mut entry, 1, 0) == 1 }
+    }
 }
 
 #[cfg(unix)]
@@ -180,31 +192,20 @@ mod windows {
 mod tests {
     use super::*;
 
-    /// Whether `poll` finds it readable.
-    fn is_set(event: &Event) -> bool {
-        let mut entry = libc::pollfd {
-            fd: i32::try_from(event.handle()).unwrap(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one entry, which is a local.
-        unsafe { libc::poll(&mut entry, 1, 0) == 1 }
-    }
-
     #[test]
     fn an_event_stays_set_until_it_is_cleared() {
         let event = Event::new().unwrap();
-        assert!(!is_set(&event));
+        assert!(!event.is_set());
         for _ in 0..3 {
             event.set();
-            assert!(is_set(&event));
+            assert!(event.is_set());
         }
         event.clear();
-        assert!(!is_set(&event));
+        assert!(!event.is_set());
         event.clear();
         std::thread::scope(|scope| {
             scope.spawn(|| event.set());
         });
-        assert!(is_set(&event));
+        assert!(event.is_set());
     }
 }
