@@ -3472,8 +3472,11 @@ ember_status ember_session_set_grammar(struct ember_session *session,
  * takes room for up to 2048 positions, three hidden states each; the first session of a model that is given it on a GPU brings its weights
  * there.
  *
- * Errors: `EMBER_UNSUPPORTED` if the session's model is in parts (on CPUs alone: if it has recurrent layers), and for `EMBER_DRAFTS_HEADS` if
- * the model has no heads, or they were not loaded, and for an EAGLE-3 head if the session's model is not on one device as a whole;
+ * A model that is in parts, on any devices, drafts as one on a single device does. So does one that is split by tensors over GPUs of
+ * this process; one of a group (`ember_group_create`) does not.
+ *
+ * Errors: `EMBER_UNSUPPORTED` if the session's model is one of a group, and for `EMBER_DRAFTS_HEADS` if
+ * the model has no heads, or they were not loaded, or it is in parts, and for an EAGLE-3 head if the session's model is not on one device as a whole;
  * `EMBER_INVALID_ARGUMENT` names the field, the token in which the vocabulary of `draft_model` differs, or what makes it an EAGLE-3 head
  * for another model or on another device; for `EMBER_DRAFTS_MODEL` those of
  * `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session

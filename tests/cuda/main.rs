@@ -31,6 +31,7 @@ mod networks;
 mod parts;
 mod parts_drafts;
 mod ranks;
+mod ranks_drafts;
 mod sampling;
 mod states;
 mod variants;
@@ -67,6 +68,7 @@ fn main() {
     limits::tests(&mut tests);
     parts::tests(&mut tests);
     parts_drafts::tests(&mut tests);
+    ranks_drafts::tests(&mut tests);
     ranks::tests(&mut tests);
     nccl::tests(&mut tests);
     group::tests(&mut tests);

@@ -294,104 +294,114 @@ impl Work {
     }
 }
 
-/// Masks that fail and interrupts leave all parts where they were, behind what was chosen before.
 fn failures() {
     for way in Way::ALL {
-        let work = Work {
-            model: hamlet(way),
-            interrupt: Arc::default(),
-        };
-        let prompt: Vec<u32> = (0..50).map(|i| i * 37 % 500).collect();
-        let mut plain = work.runner(&prompt);
-        let mut text = vec![work.next(&mut *plain, &[])];
-        for i in 0..8 {
-            let next = work.next(&mut *plain, &text[i..=i]);
-            text.push(next);
-        }
-        let verify = Want::Verified {
-            drafts: 4,
-            sampling: Sampling::GREEDY,
-        };
-        // Behind a known token or none, a mask that fails at once, on the way or never.
-        for (known, fails_at) in [
-            (0, 0),
-            (0, 1),
-            (0, 3),
-            (0, 9),
-            (1, 0),
-            (1, 1),
-            (1, 3),
-            (1, 9),
-        ] {
-            let what = format!("{way:?}, {known} known, a failure of mask {fails_at}");
-            let mut runner = work.runner(&prompt);
-            if known == 1 {
-                assert_eq!(work.next(&mut *runner, &[]), text[0], "{what}");
-            }
-            let before = runner.len();
-            let mut asked = 0;
-            let mut mask = |words: &mut [u32]| {
-                words.fill(!0);
-                asked += 1;
-                match asked > fails_at {
-                    true => Err(Error::new(Status::Grammar, "no mask")),
-                    false => Ok(()),
-                }
-            };
-            let (mut chosen, mut failed) = (Vec::new(), None);
-            let tokens = &text[..4 + known];
-            if let Err(e) = work.submit(&mut *runner, tokens, verify, Some(&mut mask)) {
-                failed = Some(e);
-            }
-            while failed.is_none() && chosen.len() < 5 {
-                match runner.poll(true) {
-                    Ok(Some(Outcome::Token(token))) => chosen.push(token),
-                    Ok(other) => panic!("{what}: {other:?}"),
-                    Err(e) => failed = Some(e),
-                }
-            }
-            assert_eq!(chosen.len(), fails_at.min(5), "{what}");
-            assert_eq!(failed.is_some(), fails_at < 5, "{what}: {failed:?}");
-            assert_eq!(chosen, text[known..][..chosen.len()], "{what}");
-            let n = known + chosen.len();
-            let mut last = match chosen.last() {
-                Some(last) => {
-                    // A choice that was right may be in the state already.
-                    let len = before + n - 1;
-                    assert!([len, len + 1].contains(&runner.len()), "{what}");
-                    let mark = runner.mark_before(len);
-                    runner.rollback(mark);
-                    assert_eq!(runner.len(), len, "{what}");
-                    *last
-                }
-                None => {
-                    assert_eq!(runner.len(), before, "{what}");
-                    // The logits may be gone.
-                    let mark = runner.mark_before(before - usize::from(known == 0));
-                    runner.rollback(mark);
-                    assert_eq!(runner.len(), before - usize::from(known == 0), "{what}");
-                    *text[..known].last().unwrap_or(&prompt[49])
-                }
-            };
-            for token in &text[n..] {
-                last = work.next(&mut *runner, &[last]);
-                assert_eq!(last, *token, "{what}");
-            }
-        }
+        failures_of(&format!("{way:?}"), hamlet(way));
+    }
+}
+
+/// Masks that fail and interrupts leave all parts where they were, behind what was chosen before.
+pub fn failures_of(name: &str, model: Arc<Model>) {
+    let work = Work {
+        model,
+        interrupt: Arc::default(),
+    };
+    let prompt: Vec<u32> = (0..50).map(|i| i * 37 % 500).collect();
+    let mut plain = work.runner(&prompt);
+    let mut text = vec![work.next(&mut *plain, &[])];
+    for i in 0..8 {
+        let next = work.next(&mut *plain, &text[i..=i]);
+        text.push(next);
+    }
+    let verify = Want::Verified {
+        drafts: 4,
+        sampling: Sampling::GREEDY,
+    };
+    // Behind a known token or none, a mask that fails at once, on the way or never.
+    for (known, fails_at) in [
+        (0, 0),
+        (0, 1),
+        (0, 3),
+        (0, 9),
+        (1, 0),
+        (1, 1),
+        (1, 3),
+        (1, 9),
+    ] {
+        let what = format!("{name}, {known} known, a failure of mask {fails_at}");
         let mut runner = work.runner(&prompt);
-        work.next(&mut *runner, &[]);
+        if known == 1 {
+            assert_eq!(work.next(&mut *runner, &[]), text[0], "{what}");
+        }
         let before = runner.len();
-        work.interrupt.store(true, Ordering::Relaxed);
-        let e = work.submit(&mut *runner, &text[..5], verify, None);
-        assert_eq!(e.unwrap_err().status, Status::Interrupted, "{way:?}");
-        work.interrupt.store(false, Ordering::Relaxed);
-        assert_eq!(runner.len(), before, "{way:?}");
-        assert_eq!(work.next(&mut *runner, &text[..1]), text[1], "{way:?}");
+        let mut asked = 0;
+        let mut mask = |words: &mut [u32]| {
+            words.fill(!0);
+            asked += 1;
+            match asked > fails_at {
+                true => Err(Error::new(Status::Grammar, "no mask")),
+                false => Ok(()),
+            }
+        };
+        let (mut chosen, mut failed) = (Vec::new(), None);
+        let tokens = &text[..4 + known];
+        if let Err(e) = work.submit(&mut *runner, tokens, verify, Some(&mut mask)) {
+            failed = Some(e);
+        }
+        while failed.is_none() && chosen.len() < 5 {
+            match runner.poll(true) {
+                Ok(Some(Outcome::Token(token))) => chosen.push(token),
+                Ok(other) => panic!("{what}: {other:?}"),
+                Err(e) => failed = Some(e),
+            }
+        }
+        assert_eq!(chosen.len(), fails_at.min(5), "{what}");
+        assert_eq!(failed.is_some(), fails_at < 5, "{what}: {failed:?}");
+        assert_eq!(chosen, text[known..][..chosen.len()], "{what}");
+        let n = known + chosen.len();
+        let mut last = match chosen.last() {
+            Some(last) => {
+                // A choice that was right may be in the state already.
+                let len = before + n - 1;
+                assert!([len, len + 1].contains(&runner.len()), "{what}");
+                let mark = runner.mark_before(len);
+                runner.rollback(mark);
+                assert_eq!(runner.len(), len, "{what}");
+                *last
+            }
+            None => {
+                assert_eq!(runner.len(), before, "{what}");
+                // The logits may be gone.
+                let mark = runner.mark_before(before - usize::from(known == 0));
+                runner.rollback(mark);
+                assert_eq!(runner.len(), before - usize::from(known == 0), "{what}");
+                *text[..known].last().unwrap_or(&prompt[49])
+            }
+        };
+        for token in &text[n..] {
+            last = work.next(&mut *runner, &[last]);
+            assert_eq!(last, *token, "{what}");
+        }
+    }
+    let mut runner = work.runner(&prompt);
+    work.next(&mut *runner, &[]);
+    let before = runner.len();
+    work.interrupt.store(true, Ordering::Relaxed);
+    let e = work.submit(&mut *runner, &text[..5], verify, None);
+    assert_eq!(e.unwrap_err().status, Status::Interrupted, "{name}");
+    work.interrupt.store(false, Ordering::Relaxed);
+    assert_eq!(runner.len(), before, "{name}");
+    assert_eq!(work.next(&mut *runner, &text[..1]), text[1], "{name}");
+}
+
+fn options() {
+    for way in Way::ALL {
+        options_of(&format!("{way:?}"), &hamlet(way));
     }
 }
 
 /// As many rows as all parts have, up to the end of the context.
-fn options() {
+pub fn options_of(name: &str, model: &Arc<Model>) {
     let more = DraftOptions {
         most: 16,
         ..Default::default()
@@ -400,25 +410,22 @@ fn options() {
         most: 15,
         always: true,
     };
-    for way in Way::ALL {
-        let model = hamlet(way);
-        let (mut plain, mut s) = (session(&model), session(&model));
-        let e = s.set_ngram_drafts(0, &more).unwrap_err();
-        assert_eq!(e.status, Status::InvalidArgument);
-        assert!(e.message.contains("up to 15"), "{e}");
-        let source = Spoiled::source(&s, 3);
-        s.set_draft_source(source, &most).unwrap();
-        let prompt: Vec<u32> = (0..900).map(|i| i * 37 % 500).collect();
-        for session in [&mut plain, &mut s] {
-            session.prefill(&prompt).unwrap();
-        }
-        let rest = s.context() - s.position();
-        assert!(decoded(&mut s, rest) == decoded(&mut plain, rest));
-        assert_eq!(s.decode().unwrap_err().status, Status::ContextFull);
-        let stats = s.speculation().unwrap().stats;
-        assert!(stats.drafted > 2 * stats.steps, "{way:?}: {stats:?}");
-        assert!(bits(&mut s) == bits(&mut plain), "{way:?}");
+    let (mut plain, mut s) = (session(model), session(model));
+    let e = s.set_ngram_drafts(0, &more).unwrap_err();
+    assert_eq!(e.status, Status::InvalidArgument);
+    assert!(e.message.contains("up to 15"), "{e}");
+    let source = Spoiled::source(&s, 3);
+    s.set_draft_source(source, &most).unwrap();
+    let prompt: Vec<u32> = (0..900).map(|i| i * 37 % 500).collect();
+    for session in [&mut plain, &mut s] {
+        session.prefill(&prompt).unwrap();
     }
+    let rest = s.context() - s.position();
+    assert!(decoded(&mut s, rest) == decoded(&mut plain, rest));
+    assert_eq!(s.decode().unwrap_err().status, Status::ContextFull);
+    let stats = s.speculation().unwrap().stats;
+    assert!(stats.drafted > 2 * stats.steps, "{name}: {stats:?}");
+    assert!(bits(&mut s) == bits(&mut plain), "{name}");
 }
 
 /// Each allocation on a GPU fails in turn, of making room for drafts and of decoding with them: nothing is lost.

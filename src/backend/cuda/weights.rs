@@ -572,14 +572,16 @@ impl Weights for CudaWeights {
     }
 
     fn max_drafts(&self) -> usize {
-        match self.plan.ends.0 != Front::States && self.link.is_none() {
+        // Ranks that are apart would each have to guess the same, and as much.
+        let is_apart = self.link.as_ref().is_some_and(Link::is_apart);
+        match self.plan.ends.0 != Front::States && !is_apart {
             true => MAX_ROWS - 1,
             false => 0,
         }
     }
 
     fn drafts_in_batches(&self) -> bool {
-        self.plan.ends == (Front::Embeddings, true) && self.max_drafts() > 0
+        self.plan.ends == (Front::Embeddings, true) && self.link.is_none()
     }
 
     fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {

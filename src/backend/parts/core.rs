@@ -373,14 +373,23 @@ impl Core {
                 core.evaluate(before, Want::Logits, interrupt)?;
             }
             let start = core.len();
-            let kept = core.piece(rest, want, mask, interrupt);
-            let kept = kept.and_then(|()| core.verified(rest, start, drafts, outcomes));
+            let weights = core.weights.clone();
+            let kept = match weights.ranks() {
+                Some(ranks) => {
+                    let rows = (rest, drafts);
+                    ranks::verify(core, ranks, rows, sampling, mask, interrupt, outcomes)
+                }
+                None => {
+                    let evaluated = core.piece(rest, want, mask, interrupt);
+                    evaluated.and_then(|()| core.verified(rest, start, drafts, outcomes))
+                }
+            };
             core.keep_drafts(start, kept)
         })
     }
 
-    /// The choices of the last part behind drafts, of which `rest` are the rows behind `start` positions; how many positions it has kept.
-    fn verified(
+    /// The choices behind drafts, of which `rest` are the rows behind `start` positions; how many positions the part that chooses has kept.
+    pub fn verified(
         &mut self,
         rest: &[u32],
         start: usize,
@@ -408,12 +417,13 @@ impl Core {
         Ok(self.speaker()?.len())
     }
 
-    /// Has the parts that have evaluated drafts behind `start` positions go back to what the last one has kept, or to `start`.
+    /// Has the parts that have evaluated drafts behind `start` positions go back to what the one that chooses has kept, or to `start`.
     fn keep_drafts(&mut self, start: usize, kept: Result<usize>) -> Result<()> {
         let len = *kept.as_ref().unwrap_or(&start);
-        let earlier = self.parts.len() - 1;
+        let speaker = self.weights.speaker();
         let mut done = kept.map(drop);
-        for part in &mut self.parts[..earlier] {
+        let parts = self.parts.iter_mut().enumerate();
+        for (_, part) in parts.filter(|(i, _)| *i != speaker) {
             // After a failure, some have not begun.
             if done.is_ok() || part.len() > start {
                 done = done.and(part.keep_drafts(len));

@@ -14,10 +14,12 @@ use crate::backend::{
     KvType, MAX_BATCH, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, StateInfo,
     StateSink, StateSource, Want, Weights, When,
 };
+use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
 use crate::model::KvShape;
 use crate::{memory, panics, threads};
 use arrayvec::ArrayVec;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -227,6 +229,123 @@ pub(super) fn choose(
     // The choice waits for the ranks, and they for each other.
     let chosen = chosen.and_then(|()| core.chosen());
     turn.end(chosen)
+}
+
+/// Verifies drafts, which are the last of these tokens, behind a token that is known or behind logits that are at hand; how many positions
+/// the first rank has kept.
+pub(super) fn verify(
+    core: &mut Core,
+    ranks: &dyn Ranks,
+    (tokens, mut drafts): (&[u32], usize),
+    sampling: &Sampling,
+    mut mask: Option<&mut MaskSource<'_>>,
+    interrupt: &Arc<AtomicBool>,
+    outcomes: &mut VecDeque<Result<Done>>,
+) -> Result<usize> {
+    let start = core.len();
+    let want = Want::Choices {
+        count: 1,
+        sampling: *sampling,
+    };
+    if let [first, behind @ ..] = tokens
+        && behind.len() < drafts
+    {
+        // Nobody but the first rank has logits. The others begin if its choice is the first draft.
+        let mask = mask.as_mut().map(|mask| &mut **mask as &mut MaskSource<'_>);
+        let (done, token) = choose(core, ranks, (&[], want), mask, interrupt)?;
+        outcomes.push_back(Ok(verified(done, None)));
+        if token != *first {
+            return Ok(start);
+        }
+        drafts -= 1;
+    }
+    let is_first = outcomes.is_empty();
+    let kept = match drafts {
+        0 => choose(core, ranks, (tokens, want), mask, interrupt).map(|(done, _)| {
+            outcomes.push_back(Ok(verified(done, Some(start + 1))));
+            start + 1
+        }),
+        _ => {
+            let what = (drafts, *sampling);
+            verify_rows(core, ranks, (tokens, what), mask, interrupt, outcomes)
+        }
+    };
+    match kept {
+        Err(e) if !is_first => {
+            outcomes.push_back(Err(e));
+            Ok(start)
+        }
+        kept => kept,
+    }
+}
+
+/// A choice behind so many positions.
+fn verified(done: Done, position: Option<usize>) -> Done {
+    match done {
+        Done::Token(token, logprobs) => Done::Verified(token, logprobs, position),
+        other => other,
+    }
+}
+
+/// Has all ranks evaluate a token that is known and drafts behind it, and the first one choose behind each.
+fn verify_rows(
+    core: &mut Core,
+    ranks: &dyn Ranks,
+    (tokens, (drafts, sampling)): (&[u32], (usize, Sampling)),
+    mask: Option<&mut MaskSource<'_>>,
+    interrupt: &AtomicBool,
+    outcomes: &mut VecDeque<Result<Done>>,
+) -> Result<usize> {
+    let (weights, start) = (core.weights.clone(), core.len());
+    let ready = match interrupt.load(Ordering::Relaxed) {
+        true => Err(Error::new(Status::Interrupted, BEFORE_STEP)),
+        false => core.reserve(tokens.len()),
+    };
+    let ready = ready.and_then(|()| core.reserve_drafts(drafts));
+    let ready = ready.and_then(|()| memory::check());
+    let want = Want::Verified { drafts, sampling };
+    let what = Work::new("a step with drafts")
+        .said("the type of the KV cache", kv_name(core.kv_type))
+        .row(core.context_mark(), tokens, &want);
+    let never = Arc::new(AtomicBool::new(false));
+    let mut parts = core.parts.iter_mut();
+    let Some(first) = parts.next() else {
+        fail!(Internal, "a network of no ranks");
+    };
+    let others: Vec<Mutex<&mut Box<dyn Runner>>> = parts.map(Mutex::new).collect();
+    let follow = |rank: usize| {
+        let mut runner = others[rank - 1]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let row = Row {
+            runner: &mut ***runner,
+            tokens,
+            want: Want::Drafted { drafts },
+            mask: None,
+            interrupt: &never,
+            residual: Residual::default(),
+        };
+        let submitted = weights.parts()[rank].submit(&mut [row], When::Now);
+        submitted.map_err(|e| e.error)?;
+        runner.poll(true).map(drop)
+    };
+    let turn = Turn::begin(ranks, ready, || what)?;
+    let done = all_ranks(&weights, others.len() + 1, &follow, || {
+        let row = Row {
+            runner: &mut **first,
+            tokens,
+            want,
+            mask: mask.map(|mask| mask as &mut MaskSource<'_>),
+            interrupt: &never,
+            residual: Residual::default(),
+        };
+        let submitted = weights.parts()[0].submit(&mut [row], When::Now);
+        submitted.map_err(|e| e.error)
+    });
+    let done = turn.done(done);
+    drop(others);
+    let kept = done.and_then(|()| core.verified(tokens, start, drafts, outcomes));
+    turn.end(kept)
 }
 
 /// What is said about an interrupt that comes before a step.

@@ -518,7 +518,7 @@ impl Weights for PartsWeights {
 
     fn max_drafts(&self) -> usize {
         let least = self.parts.iter().map(|part| part.max_drafts()).min();
-        least.filter(|_| self.ranks.is_none()).unwrap_or(0)
+        least.unwrap_or(0)
     }
 
     fn answers_interrupts(&self) -> bool {

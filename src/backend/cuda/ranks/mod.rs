@@ -182,6 +182,11 @@ impl Link {
         Ok((link, ranks))
     }
 
+    /// Whether the others are in other processes, or loaded by themselves in this one.
+    pub fn is_apart(&self) -> bool {
+        self.is_apart
+    }
+
     /// Whether this rank has all logits, and chooses.
     pub fn chooses(&self) -> bool {
         self.is_apart || self.rank.index == 0

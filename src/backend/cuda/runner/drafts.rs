@@ -640,6 +640,9 @@ impl Core {
 
     fn launch_drafts(&mut self, n: usize, ending: Ending) -> Result<()> {
         let (stream, weights) = (self.stream.clone(), self.weights.clone());
+        if ending.advance {
+            self.evaluation(&stream).begin()?;
+        }
         let kind = self.kind(ending);
         let same = |(rows, k, _): &(usize, Kind, Graph)| (*rows, *k) == (n, kind);
         let space = self.space()?;
