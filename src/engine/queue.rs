@@ -129,6 +129,7 @@ impl Session {
             } else {
                 if let Some(token) = self.follow_grammar()? {
                     self.started = Started::decodes(0, later - 1);
+                    self.notify_of_more(0);
                     return self.append(token).map(Some);
                 }
                 running = self.submit_choices(later, When::Background)?;
@@ -143,16 +144,21 @@ impl Session {
             Ok(None) => Ok(None),
             Ok(Some(token)) => {
                 self.started = Started::decodes(running - 1, later);
-                if self.is_ahead() && self.started != Started::Nothing {
-                    // The next one is there as well.
-                    self.notify();
-                }
+                self.notify_of_more(running - 1);
                 self.append(token).map(Some)
             }
             Err(e) => {
                 self.started = Started::Nothing;
                 Err(e)
             }
+        }
+    }
+
+    /// A token was collected, and so many are under way. If the next one is there as well, or the next poll has to start it, nothing else
+    /// would set the event.
+    fn notify_of_more(&self, running: usize) {
+        if (running == 0 || self.is_ahead()) && self.started != Started::Nothing {
+            self.notify();
         }
     }
 
