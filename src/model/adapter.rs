@@ -1,5 +1,6 @@
 //! LoRA adapters, checked against the network that they are for.
 
+use super::MatrixCut;
 use super::network::{Block, FeedForward, Linear, Mixer, Network};
 use crate::error::{Result, fail, try_vec};
 use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, MAX_RANK};
@@ -85,6 +86,17 @@ pub struct Adapter {
     pub fingerprint: u64,
 }
 
+impl Adapter {
+    /// Devices have the numbers of these pairs: they are not needed here.
+    pub fn leave(&mut self, pairs: impl Iterator<Item = TensorId>) {
+        for id in pairs {
+            if let Some(pair) = self.pairs.get_mut(&id) {
+                (pair.a, pair.b) = (Vec::new(), Floats::F32(Vec::new()));
+            }
+        }
+    }
+}
+
 /// Where a network's matrices are in its file, as far as adapters can be added to them. Kept beside a
 /// loaded network.
 pub struct Adaptable {
@@ -128,6 +140,19 @@ fn linears(block: &Block) -> Vec<&Linear> {
 pub fn adaptable_linears(network: &Network) -> impl Iterator<Item = &Linear> {
     let head = network.ends().then_some(&network.head);
     network.blocks.iter().flat_map(linears).chain(head)
+}
+
+/// The same, and what each is of the matrix that an adapter has a pair for.
+pub fn adaptable_cuts(network: &Network) -> impl Iterator<Item = (&Linear, MatrixCut)> {
+    adaptable_linears(network).map(|linear| {
+        let cuts = network.cuts.as_deref();
+        let cut = cuts.and_then(|cuts| cuts.get(&linear.weight.id()));
+        let cut = cut.cloned();
+        (
+            linear,
+            cut.unwrap_or_else(|| MatrixCut::none(&linear.weight)),
+        )
+    })
 }
 
 impl Adaptable {
@@ -283,6 +308,38 @@ impl LowRank {
                 _ => Floats::F32(transposed(pair, part, |x| x)?),
             },
         })
+    }
+
+    /// What it adds to some rows of its matrix by some columns of that: those of all columns add up to what it adds.
+    pub fn cut(&self, cut: &MatrixCut) -> Result<LowRank> {
+        let element = self.a_type.block_bytes();
+        let columns = cut.columns.start * element..cut.columns.end * element;
+        let mut a = try_vec(self.rank * columns.len(), 0u8, "an adapter")?;
+        let rows = self.a.chunks_exact(self.inputs * element);
+        for (to, row) in a.chunks_exact_mut(columns.len()).zip(rows) {
+            to.copy_from_slice(&row[columns.clone()]);
+        }
+        Ok(LowRank {
+            inputs: cut.columns.len(),
+            outputs: cut.rows.len(),
+            a,
+            b: match &self.b {
+                Floats::F32(b) => Floats::F32(self.rows(b, cut)?),
+                Floats::F16(b) => Floats::F16(self.rows(b, cut)?),
+                Floats::BF16(b) => Floats::BF16(self.rows(b, cut)?),
+            },
+            ..*self
+        })
+    }
+
+    /// Of its columns `b`, some rows.
+    fn rows<N: Copy + Default>(&self, b: &[N], cut: &MatrixCut) -> Result<Vec<N>> {
+        let mut rows = try_vec(self.rank * cut.rows.len(), N::default(), "an adapter")?;
+        let columns = b.chunks_exact(self.outputs);
+        for (to, column) in rows.chunks_exact_mut(cut.rows.len()).zip(columns) {
+            to.copy_from_slice(&column[cut.rows.clone()]);
+        }
+        Ok(rows)
     }
 
     /// Bytes in memory.

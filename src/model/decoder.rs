@@ -235,6 +235,7 @@ impl<'a> Decoder<'a> {
             readout: super::readouts::read(source, hidden)?,
             around: super::Surroundings::default(),
             host: None,
+            cuts: None,
             entry: None,
             predictor: None,
         };

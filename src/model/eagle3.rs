@@ -77,6 +77,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         readout: Default::default(),
         around: Surroundings::default(),
         host: None,
+        cuts: None,
         entry: Some(Box::new(Entry {
             token_norm: norm("blk.0.attn_norm")?,
             state_norm: norm("blk.0.hidden_norm")?,

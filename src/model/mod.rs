@@ -68,7 +68,9 @@ mod stablelm;
 mod starcoder2;
 mod unused;
 
-pub use adapter::{Adaptable, Adapter, AdapterSet, AdapterUse, Floats, LowRank, adaptable_linears};
+pub use adapter::{
+    Adaptable, Adapter, AdapterSet, AdapterUse, Floats, LowRank, adaptable_cuts, adaptable_linears,
+};
 pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, ExpertGroups,
     Experts, FeedForward, FixedShape, KvShape, LatentAttention, LatentExperts, LayerInput,
@@ -79,7 +81,7 @@ pub use network::{
 
 pub use part::Surroundings;
 pub use predictor::{Entry, Fusion};
-pub use rank::Rank;
+pub use rank::{MatrixCut, Rank};
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
 
 use crate::error::{Result, fail};

@@ -2,6 +2,7 @@
 
 use super::part::Surroundings;
 use super::predictor::Entry;
+use super::rank::Cuts;
 use super::readout::{Encoder, Readout};
 use crate::error::{Result, try_vec};
 use crate::format::Tensor;
@@ -47,6 +48,8 @@ pub struct Network {
     pub around: Surroundings,
     /// What the host evaluates of its layers ([`Network::experts_apart`]).
     pub host: Option<Arc<Network>>,
+    /// Of a rank's share, what its matrices are of those of the whole network ([`Network::rank`]).
+    pub cuts: Option<Arc<Cuts>>,
     /// What it begins with in place of embeddings, if it is a head that guesses further tokens.
     pub entry: Option<Box<Entry>>,
     /// Its own head of that kind, if the file has one and was read with it.

@@ -8,8 +8,10 @@ use super::{
     Attention, Block, Experts, FeedForward, LatentAttention, Linear, Mixer, Mlp, Network, Norm,
 };
 use crate::error::{Result, fail};
-use crate::format::Tensor;
+use crate::format::{Tensor, TensorId};
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One of the networks that share the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,37 @@ impl Rank {
         let start = |index: usize| index * (n / self.count) + index.min(n % self.count);
         start(self.index)..start(self.index + 1)
     }
+}
+
+/// What a matrix is of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatrixCut {
+    /// The other one.
+    pub whole: TensorId,
+    /// Its rows.
+    pub rows: Range<usize>,
+    /// Its columns.
+    pub columns: Range<usize>,
+}
+
+impl MatrixCut {
+    /// All of a matrix.
+    pub fn none(weight: &Tensor) -> MatrixCut {
+        MatrixCut {
+            whole: weight.id(),
+            rows: 0..weight.rows(),
+            columns: 0..weight.row_len(),
+        }
+    }
+}
+
+/// By the matrices of a share.
+pub type Cuts = HashMap<TensorId, MatrixCut>;
+
+/// A share that is being made.
+struct Cutter {
+    rank: Rank,
+    cuts: Cuts,
 }
 
 impl Network {
@@ -47,15 +80,20 @@ impl Network {
             );
         }
         let mut share = self.clone();
+        let mut cutter = Cutter {
+            rank,
+            cuts: Cuts::new(),
+        };
         for (i, block) in share.blocks.iter_mut().enumerate() {
-            let result = block_share(block, rank);
+            let result = block_share(block, &mut cutter);
             result.map_err(|what| self.cannot(&format!("layer {i}: {what}")))?;
         }
         let rows = rank.share(self.n_vocab);
         if rows.is_empty() {
             return Err(self.cannot("its vocabulary is too small"));
         }
-        share.head = rows_of(&self.head, rows);
+        share.head = cutter.rows_of(&self.head, rows);
+        share.cuts = Some(Arc::new(cutter.cuts));
         Ok(share)
     }
 
@@ -76,18 +114,18 @@ impl Network {
 /// What is wrong with a layer.
 type Share<T> = std::result::Result<T, String>;
 
-fn block_share(block: &mut Block, rank: Rank) -> Share<()> {
+fn block_share(block: &mut Block, cutter: &mut Cutter) -> Share<()> {
     match &mut block.mixer {
-        Mixer::Attention(attention) => attention_share(attention, rank)?,
-        Mixer::Latent(latent) => latent_share(latent, rank)?,
+        Mixer::Attention(attention) => attention_share(attention, cutter)?,
+        Mixer::Latent(latent) => latent_share(latent, cutter)?,
         _ => return Err("of mixers, only attention is split by tensors so far".into()),
     }
     match &mut block.feed_forward {
-        FeedForward::Dense(mlp) => mlp_share(mlp, rank),
-        FeedForward::Experts(experts) => experts_share(experts, rank),
+        FeedForward::Dense(mlp) => mlp_share(mlp, cutter),
+        FeedForward::Experts(experts) => experts_share(experts, cutter),
         FeedForward::Both(both) => {
-            mlp_share(&mut both.mlp, rank)?;
-            experts_share(&mut both.experts, rank)
+            mlp_share(&mut both.mlp, cutter)?;
+            experts_share(&mut both.experts, cutter)
         }
         FeedForward::OnHost(_) | FeedForward::None => Ok(()),
         FeedForward::Latent(_) => {
@@ -96,7 +134,8 @@ fn block_share(block: &mut Block, rank: Rank) -> Share<()> {
     }
 }
 
-fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
+fn attention_share(attention: &mut Attention, cutter: &mut Cutter) -> Share<()> {
+    let rank = cutter.rank;
     let of_each_head = |norm: &Option<Norm>| {
         let is_of_head = |norm: &Norm| norm.weight.row_len() == attention.head_dim;
         attention.own_head_norms || norm.as_ref().is_none_or(is_of_head)
@@ -128,15 +167,15 @@ fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
     } else {
         head_dim
     };
-    attention.q = rows_of(&attention.q, of(&heads, q_rows));
-    attention.k = rows_of(&attention.k, of(&kv_heads, head_dim));
-    attention.v = rows_of(&attention.v, of(&kv_heads, value_dim));
+    attention.q = cutter.rows_of(&attention.q, of(&heads, q_rows));
+    attention.k = cutter.rows_of(&attention.k, of(&kv_heads, head_dim));
+    attention.v = cutter.rows_of(&attention.v, of(&kv_heads, value_dim));
     let n_heads = attention.n_heads;
     attention.gate = attention.gate.as_ref().map(|gate| {
         let each = gate.weight.rows() / n_heads;
-        rows_of(gate, of(&heads, each))
+        cutter.rows_of(gate, of(&heads, each))
     });
-    attention.output = columns_of(&attention.output, of(&heads, value_dim), rank)?;
+    attention.output = cutter.columns_of(&attention.output, of(&heads, value_dim))?;
     if attention.own_head_norms {
         for (norm, heads) in [
             (&mut attention.q_norm, &heads),
@@ -192,7 +231,8 @@ fn in_blocks(n: usize, each: usize, block: usize, rank: Rank) -> Option<Range<us
 }
 
 /// All ranks have the latent vectors, and some heads each.
-fn latent_share(latent: &mut LatentAttention, rank: Rank) -> Share<()> {
+fn latent_share(latent: &mut LatentAttention, cutter: &mut Cutter) -> Share<()> {
+    let rank = cutter.rank;
     let block = latent.output.weight.ty.block_len();
     let (n, value_dim) = (latent.n_heads, latent.value_dim);
     let Some(heads) = in_blocks(n, value_dim, block, rank) else {
@@ -202,10 +242,10 @@ fn latent_share(latent: &mut LatentAttention, rank: Rank) -> Share<()> {
         ));
     };
     let of = |each: usize| heads.start * each..heads.end * each;
-    latent.q = rows_of(&latent.q, of(latent.plain_dim + latent.rotated()));
-    latent.to_latent = rows_of(&latent.to_latent, of(latent.rank));
-    latent.from_latent = rows_of(&latent.from_latent, of(value_dim));
-    latent.output = columns_of(&latent.output, of(value_dim), rank)?;
+    latent.q = cutter.rows_of(&latent.q, of(latent.plain_dim + latent.rotated()));
+    latent.to_latent = cutter.rows_of(&latent.to_latent, of(latent.rank));
+    latent.from_latent = cutter.rows_of(&latent.from_latent, of(value_dim));
+    latent.output = cutter.columns_of(&latent.output, of(value_dim))?;
     latent.n_heads = heads.len();
     Ok(())
 }
@@ -229,18 +269,23 @@ fn inner_of(down: &Linear, rank: Rank) -> Share<Range<usize>> {
     Ok(units.start * unit..units.end * unit)
 }
 
-fn mlp_share(mlp: &mut Mlp, rank: Rank) -> Share<()> {
+fn mlp_share(mlp: &mut Mlp, cutter: &mut Cutter) -> Share<()> {
+    let rank = cutter.rank;
     if mlp.inner_norm.is_some() {
         return Err("a norm over all inner elements needs all of them".into());
     }
     let inner = inner_of(&mlp.down, rank)?;
-    mlp.gate = mlp.gate.as_ref().map(|gate| rows_of(gate, inner.clone()));
-    mlp.up = rows_of(&mlp.up, inner.clone());
-    mlp.down = columns_of(&mlp.down, inner, rank)?;
+    mlp.gate = mlp
+        .gate
+        .as_ref()
+        .map(|gate| cutter.rows_of(gate, inner.clone()));
+    mlp.up = cutter.rows_of(&mlp.up, inner.clone());
+    mlp.down = cutter.columns_of(&mlp.down, inner)?;
     Ok(())
 }
 
-fn experts_share(experts: &mut Experts, rank: Rank) -> Share<()> {
+fn experts_share(experts: &mut Experts, cutter: &mut Cutter) -> Share<()> {
+    let rank = cutter.rank;
     let inner = inner_of(&experts.down, rank)?;
     let (n, n_ff) = (experts.n_experts, experts.n_ff);
     let of_each = |linear: &Linear, pieces: &[Range<usize>]| -> Share<Linear> {
@@ -264,28 +309,42 @@ fn experts_share(experts: &mut Experts, rank: Rank) -> Share<()> {
         experts.up = of_each(&experts.up, std::slice::from_ref(&inner))?;
     }
     experts.n_ff = inner.len();
-    experts.down = columns_of(&experts.down, inner.clone(), rank)?;
+    experts.down = cutter.columns_of(&experts.down, inner.clone())?;
     experts.sum_bias = experts.sum_bias.take().filter(|_| rank.index == 0);
     match &mut experts.shared {
-        Some(shared) => mlp_share(&mut shared.mlp, rank),
+        Some(shared) => mlp_share(&mut shared.mlp, cutter),
         None => Ok(()),
     }
 }
 
-fn rows_of(linear: &Linear, rows: Range<usize>) -> Linear {
-    let bias = linear.bias.as_ref();
-    Linear {
-        bias: bias.map(|bias| bias.elements(rows.clone())),
-        weight: linear.weight.row_range(rows),
+impl Cutter {
+    fn rows_of(&mut self, linear: &Linear, rows: Range<usize>) -> Linear {
+        let bias = linear.bias.as_ref();
+        let whole = MatrixCut::none(&linear.weight);
+        let weight = linear.weight.row_range(rows.clone());
+        self.cuts.insert(
+            weight.id(),
+            MatrixCut {
+                rows: rows.clone(),
+                ..whole
+            },
+        );
+        Linear {
+            bias: bias.map(|bias| bias.elements(rows)),
+            weight,
+        }
     }
-}
 
-fn columns_of(linear: &Linear, columns: Range<usize>, rank: Rank) -> Share<Linear> {
-    let weight = Tensor::columns(&linear.weight, columns);
-    Ok(Linear {
-        weight: weight.map_err(|e| e.message)?,
-        bias: linear.bias.clone().filter(|_| rank.index == 0),
-    })
+    fn columns_of(&mut self, linear: &Linear, columns: Range<usize>) -> Share<Linear> {
+        let whole = MatrixCut::none(&linear.weight);
+        let weight = Tensor::columns(&linear.weight, columns.clone()).map_err(|e| e.message)?;
+        self.cuts
+            .insert(weight.id(), MatrixCut { columns, ..whole });
+        Ok(Linear {
+            weight,
+            bias: linear.bias.clone().filter(|_| self.rank.index == 0),
+        })
+    }
 }
 
 #[cfg(test)]

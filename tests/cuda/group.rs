@@ -4,6 +4,7 @@
 //! This process has rank 0. Rank 1 is the same program again, which is told by the environment what to do.
 
 use crate::common::TempDir;
+use crate::common::adapters::{random_adapter, scaled};
 use crate::common::states::*;
 use crate::gpu::*;
 use crate::nccl::fault;
@@ -12,6 +13,7 @@ use emberlm::backend::LoadOptions;
 use emberlm::backend::group::{Group, GroupOptions};
 use emberlm::engine::{Model, Session};
 use emberlm::model::Rank;
+use emberlm::quant::TensorType;
 use emberlm::{Error, Result, Status};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -284,6 +286,13 @@ fn differ_as(model: &Arc<Model>, rank: usize) -> Vec<u32> {
     let mut said = vec![session.decode().unwrap()];
     said.extend((0..5).map(|_| session.decode().unwrap()));
     said.extend(bits(&mut session));
+    let [own, same] = [1 + rank as u64, 3]
+        .map(|seed| random_adapter(model, &path_of("mistral"), (seed, 4, TensorType::F32), 0.05));
+    let mut session = crate::common::states::session(model);
+    session.set_adapters(&[scaled(&own, 1.0)], false).unwrap();
+    is_different(session.prefill(&[1, 2, 3]), "the adapters");
+    session.set_adapters(&[scaled(&same, 1.0)], false).unwrap();
+    session.prefill(&[1, 2, 3]).unwrap();
     said
 }
 

@@ -31,6 +31,7 @@ mod networks;
 mod parts;
 mod parts_drafts;
 mod ranks;
+mod ranks_adapters;
 mod ranks_drafts;
 mod sampling;
 mod states;
@@ -69,6 +70,7 @@ fn main() {
     parts::tests(&mut tests);
     parts_drafts::tests(&mut tests);
     ranks_drafts::tests(&mut tests);
+    ranks_adapters::tests(&mut tests);
     ranks::tests(&mut tests);
     nccl::tests(&mut tests);
     group::tests(&mut tests);

@@ -308,42 +308,46 @@ fn shared_by_gpus() {
     }
 }
 
+/// What sessions of a model with random adapters say, which do not see each other: its logits with two of them. `what` is for messages.
+pub fn with_adapters(what: &str, model: &Arc<Model>, path: &Path) -> Vec<Vec<u32>> {
+    let before = model.weights().taken().sessions;
+    let [first, second] = [(1, 16, TensorType::F16), (2, 5, TensorType::F32)]
+        .map(|which| random_adapter(model, path, which, 0.05));
+    let wanted = [scaled(&first, 1.0), scaled(&second, -0.5)];
+    let make = |wanted| {
+        let mut session = session(model);
+        session.set_adapters(wanted, false).unwrap();
+        session
+    };
+    let sessions = || [&wanted[..], &[], &wanted[1..]].map(make);
+    let n_vocab = model.details().n_vocab.min(500) as u32;
+    let prompt: Vec<u32> = (0..70).map(|i| i * 37 % n_vocab).collect();
+    let [mut alone, mut together] = [sessions(), sessions()];
+    for session in alone.iter_mut().chain(&mut together) {
+        session.prefill(&prompt).unwrap();
+    }
+    for _ in 0..5 {
+        let one_by_one = alone.each_mut().map(|session| session.decode().unwrap());
+        let mut all: Vec<&mut Session> = together.iter_mut().collect();
+        let chosen = Session::decode_batch(&mut all).unwrap();
+        let chosen: Vec<u32> = chosen.into_iter().map(|token| token.unwrap()).collect();
+        assert_eq!(chosen, one_by_one, "{what}");
+    }
+    let bits_of = |session: &mut Session| bits(session);
+    let [a, b] = [&mut alone, &mut together].map(|all| all.each_mut().map(bits_of));
+    assert!(a == b, "{what}");
+    drop((alone, together));
+    let all = logits_of(make(&wanted[..]));
+    drop((first, second));
+    assert_eq!(model.weights().taken().sessions, before, "{what}");
+    all
+}
+
 /// Each part adds what adapters have for it: as the CPU does as a whole, and of two GPUs with the bits of one.
 fn adapters() {
     let path = hamlet_path();
     let with_adapters = |cuts: &[(usize, usize)], device| {
-        let model = load(&path, cuts, device);
-        let before = model.weights().taken().sessions;
-        let [first, second] = [(1, 16, TensorType::F16), (2, 5, TensorType::F32)]
-            .map(|which| random_adapter(&model, &path, which, 0.05));
-        let wanted = [scaled(&first, 1.0), scaled(&second, -0.5)];
-        let make = |wanted| {
-            let mut session = session(&model);
-            session.set_adapters(wanted, false).unwrap();
-            session
-        };
-        // Sessions with different ones do not see each other.
-        let sessions = || [&wanted[..], &[], &wanted[1..]].map(make);
-        let prompt: Vec<u32> = (0..70).map(|i| i * 37 % 500).collect();
-        let [mut alone, mut together] = [sessions(), sessions()];
-        for session in alone.iter_mut().chain(&mut together) {
-            session.prefill(&prompt).unwrap();
-        }
-        for _ in 0..5 {
-            let one_by_one = alone.each_mut().map(|session| session.decode().unwrap());
-            let mut all: Vec<&mut Session> = together.iter_mut().collect();
-            let chosen = Session::decode_batch(&mut all).unwrap();
-            let chosen: Vec<u32> = chosen.into_iter().map(|token| token.unwrap()).collect();
-            assert_eq!(chosen, one_by_one, "{cuts:?}");
-        }
-        let bits_of = |session: &mut Session| bits(session);
-        let [a, b] = [&mut alone, &mut together].map(|all| all.each_mut().map(bits_of));
-        assert!(a == b, "{cuts:?}");
-        drop((alone, together));
-        let all = logits_of(make(&wanted[..]));
-        drop((first, second));
-        assert_eq!(model.weights().taken().sessions, before, "{cuts:?}");
-        all
+        with_adapters(&format!("{cuts:?}"), &load(&path, cuts, device), &path)
     };
     let without = logits(&load(&path, &[], cpu()));
     let whole = with_adapters(&[], cpu());
@@ -369,48 +373,59 @@ fn adapters() {
     }
 }
 
-/// Each allocation for an adapter fails in turn: no part keeps anything of it. Nothing is evaluated.
 fn adapters_out_of_memory() {
     let path = hamlet_path();
-    let context = context();
+    let file = repository_file("tests/data/adapters/hamlet.gguf");
     for (first, on_gpu) in [(gpu(), 2), (cpu(), 1)] {
         let model = load(&path, &[(3, first)], gpu());
-        let taken = || model.weights().taken().sessions;
-        let each = |what: &str, least, run: &mut dyn FnMut() -> Result<()>| {
-            let before = taken();
-            let mut n = 0;
-            loop {
-                context.fail_allocation(n);
-                let done = run();
-                context.fail_allocation(-1);
-                match done {
-                    Ok(()) => break,
-                    Err(e) => assert_eq!(e.status, Status::OutOfMemory, "{what}: {e}"),
-                }
-                assert_eq!(taken(), before, "{what}: allocation {n}");
-                n += 1;
-            }
-            assert!(n >= least, "{what}: {n} allocations");
-        };
-        let file = repository_file("tests/data/adapters/hamlet.gguf");
-        let mut load = || Adapter::load(model.clone(), &file).map(drop);
-        each("load", on_gpu, &mut load);
-        let [small, large] = [(1, 4, TensorType::F32), (2, 40, TensorType::F16)]
-            .map(|which| random_adapter(&model, &path, which, 0.02));
-        let mut session = session(&model);
-        let own = taken();
-        let mut set = |adapter| session.set_adapters(&[scaled(adapter, 1.0)], false);
-        each("set", 2 * on_gpu, &mut || set(&small));
-        each("set another", 2 * on_gpu, &mut || set(&large));
-        let most = taken();
-        // There is room for the smaller one.
-        each("set the first again", 0, &mut || set(&small));
-        assert_eq!(taken(), most);
-        session.set_adapters(&[], false).unwrap();
-        assert_eq!(taken(), own);
-        drop((session, small, large));
-        assert_eq!(taken(), 0);
+        adapters_without_memory(&model, &path, (Some(&file), on_gpu));
     }
+}
+
+/// Each allocation for an adapter on the first GPU, which has some parts, fails in turn: no part keeps anything of it. Nothing is
+/// evaluated.
+pub fn adapters_without_memory(
+    model: &Arc<Model>,
+    path: &Path,
+    (file, on_gpu): (Option<&Path>, i64),
+) {
+    let context = context();
+    let taken = || model.weights().taken().sessions;
+    let each = |what: &str, least, run: &mut dyn FnMut() -> Result<()>| {
+        let before = taken();
+        let mut n = 0;
+        loop {
+            context.fail_allocation(n);
+            let done = run();
+            context.fail_allocation(-1);
+            match done {
+                Ok(()) => break,
+                Err(e) => assert_eq!(e.status, Status::OutOfMemory, "{what}: {e}"),
+            }
+            assert_eq!(taken(), before, "{what}: allocation {n}");
+            n += 1;
+        }
+        assert!(n >= least, "{what}: {n} allocations");
+    };
+    if let Some(file) = file {
+        let mut load = || Adapter::load(model.clone(), file).map(drop);
+        each("load", on_gpu, &mut load);
+    }
+    let [small, large] = [(1, 4, TensorType::F32), (2, 40, TensorType::F16)]
+        .map(|which| random_adapter(model, path, which, 0.02));
+    let mut session = session(model);
+    let own = taken();
+    let mut set = |adapter| session.set_adapters(&[scaled(adapter, 1.0)], false);
+    each("set", 2 * on_gpu, &mut || set(&small));
+    each("set another", 2 * on_gpu, &mut || set(&large));
+    let most = taken();
+    // There is room for the smaller one.
+    each("set the first again", 0, &mut || set(&small));
+    assert_eq!(taken(), most);
+    session.set_adapters(&[], false).unwrap();
+    assert_eq!(taken(), own);
+    drop((session, small, large));
+    assert_eq!(taken(), 0);
 }
 
 /// What fits a limit goes to the GPU, the rest to the CPU, as the estimate says.

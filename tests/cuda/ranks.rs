@@ -10,7 +10,7 @@ use crate::gpu::*;
 use emberlm::backend::cuda::ranks::set_patience;
 use emberlm::backend::{DeviceKind, LoadOptions, Share};
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Adapter, Model, Session, SessionOptions, device};
+use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::{Result, Status};
 use std::path::Path;
 use std::sync::Arc;
@@ -197,11 +197,6 @@ fn refused() {
         let e = load_with(&path, &with(shares)).map(drop).unwrap_err();
         assert_eq!(e.status, status, "{shares:?}: {}", e.message);
     }
-    let model = load(&path);
-    let e = Adapter::load(model, Path::new("none"))
-        .map(drop)
-        .unwrap_err();
-    assert_eq!(e.status, Status::Unsupported, "{}", e.message);
 }
 
 /// Limits are of each GPU, and as the estimate says.

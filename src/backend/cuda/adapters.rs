@@ -13,7 +13,7 @@ use super::walk::Span;
 use crate::backend::row::Front;
 use crate::error::{Result, fail, try_vec};
 use crate::format::TensorId;
-use crate::model::{Adapter, AdapterSet, Floats, Linear, LowRank};
+use crate::model::{Adapter, AdapterSet, Floats, Linear, LowRank, MatrixCut};
 use crate::quant::TensorType;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,10 +40,10 @@ const LORA_DOWN_BLOCKS: u32 = 64;
 const ALIGNMENT: usize = 256;
 
 /// A linear layer of a network that adapters can be added to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AdaptedLinear {
-    /// Its matrix in the file.
-    pub id: TensorId,
+    /// What of a matrix in the file it is.
+    cut: MatrixCut,
     /// Its place among those of its fused matrix.
     place: u32,
 }
@@ -89,43 +89,46 @@ impl<'a> Piece<'a> {
 /// The linear layers of a network that adapters can be added to, as they are found.
 #[derive(Default)]
 pub struct Linears {
-    /// Rows of those that there are.
-    rows: HashMap<TensorId, usize>,
+    /// Those that there are, with their rows.
+    all: HashMap<TensorId, (usize, MatrixCut)>,
     /// Those of the matrices so far.
     pub found: Vec<AdaptedLinear>,
 }
 
 impl Linears {
     /// Of these layers.
-    pub fn of<'a>(linears: impl Iterator<Item = &'a Linear>) -> Linears {
+    pub fn of<'a>(linears: impl Iterator<Item = (&'a Linear, MatrixCut)>) -> Linears {
         Linears {
-            rows: linears.map(|l| (l.weight.id(), l.weight.rows())).collect(),
+            all: linears
+                .map(|(l, cut)| (l.weight.id(), (l.weight.rows(), cut)))
+                .collect(),
             found: Vec::new(),
         }
     }
 
     /// What adapters can be added to of a matrix of these pieces.
     pub fn find(&mut self, pieces: &[Piece<'_>]) -> Option<Arc<Adapted>> {
-        let is_linear = |p: &Piece<'_>| {
-            let rows = self.rows.get(&p.linear.weight.id());
-            rows == Some(&p.linear.weight.rows())
-        };
-        if !pieces.iter().all(is_linear) || pieces.len() > MAX_LINEARS {
+        if pieces.len() > MAX_LINEARS {
             return None;
         }
+        let cut = |p: &Piece<'_>| {
+            let (rows, cut) = self.all.get(&p.linear.weight.id())?;
+            (*rows == p.linear.weight.rows()).then_some(cut)
+        };
+        let cuts: Vec<&MatrixCut> = pieces.iter().map(cut).collect::<Option<_>>()?;
         let mut adapted = Adapted {
             first: self.found.len() as u32,
             ..Adapted::default()
         };
         let mut end = 0;
-        for (to, piece) in adapted.pieces.iter_mut().zip(pieces) {
-            let id = piece.linear.weight.id();
+        let pieces = pieces.iter().zip(cuts);
+        for (to, (piece, cut)) in adapted.pieces.iter_mut().zip(pieces) {
             let mine = &self.found[adapted.first as usize..];
-            let linear = match mine.iter().position(|l| l.id == id) {
+            let linear = match mine.iter().position(|l| l.cut == *cut) {
                 Some(place) => place as u32,
                 None => {
-                    let place = mine.len() as u32;
-                    self.found.push(AdaptedLinear { id, place });
+                    let (place, cut) = (mine.len() as u32, cut.clone());
+                    self.found.push(AdaptedLinear { cut, place });
                     place
                 }
             };
@@ -199,26 +202,22 @@ fn b_of(pair: &LowRank) -> Result<Vec<u8>> {
 }
 
 /// Bytes of a row of `A` on the device, whose products read whole groups, and of all of `B`.
-fn device_bytes(pair: &LowRank) -> (usize, usize) {
-    let row = pair.inputs.next_multiple_of(32) * pair.a_type.block_bytes();
-    let b = pair.outputs * ranks(pair.rank) * pair.b.ty().block_bytes();
+fn device_bytes(pair: &LowRank, cut: &MatrixCut) -> (usize, usize) {
+    let row = cut.columns.len().next_multiple_of(32) * pair.a_type.block_bytes();
+    let b = cut.rows.len() * ranks(pair.rank) * pair.b.ty().block_bytes();
     (row, b)
 }
 
 impl DeviceAdapter {
-    /// Brings the pairs of an adapter that the plan has linear layers for to the device, and frees what was read of them.
+    /// Brings the pairs of an adapter that the plan has linear layers for to the device.
     ///
     /// Errors: `Unsupported` for pairs of a whole network's matrices that it has no linear layers for; `OutOfMemory`; those of the
-    /// device. The adapter is as it was then.
-    pub fn take(
-        context: &Arc<Context>,
-        plan: &Plan,
-        adapter: &mut Adapter,
-    ) -> Result<DeviceAdapter> {
+    /// device.
+    pub fn take(context: &Arc<Context>, plan: &Plan, adapter: &Adapter) -> Result<DeviceAdapter> {
         let what = "an adapter";
         let _current = context.enter()?;
-        let mine: Vec<TensorId> = (plan.linears.iter().map(|l| l.id))
-            .filter(|id| adapter.pairs.contains_key(id))
+        let mine: Vec<&MatrixCut> = (plan.linears.iter().map(|l| &l.cut))
+            .filter(|cut| adapter.pairs.contains_key(&cut.whole))
             .collect();
         if plan.ends == (Front::Embeddings, true) && mine.len() < adapter.pairs.len() {
             fail!(
@@ -227,9 +226,9 @@ impl DeviceAdapter {
             );
         }
         let mut bytes = 0;
-        for id in &mine {
-            let pair = &adapter.pairs[id];
-            let (row, b) = device_bytes(pair);
+        for cut in &mine {
+            let pair = &adapter.pairs[&cut.whole];
+            let (row, b) = device_bytes(pair, cut);
             for part in [row * pair.rank, b] {
                 bytes += part.next_multiple_of(ALIGNMENT);
             }
@@ -237,9 +236,18 @@ impl DeviceAdapter {
         let numbers = Buffer::new(context, bytes, what)?;
         let mut pairs = HashMap::new();
         let mut at = 0;
-        for id in &mine {
-            let pair = &adapter.pairs[id];
-            let (row, length) = (device_bytes(pair).0, pair.a.len() / pair.rank);
+        for cut in &mine {
+            let whole = &adapter.pairs[&cut.whole];
+            let row = device_bytes(whole, cut).0;
+            let own;
+            let pair = match (cut.rows.len(), cut.columns.len()) == (whole.outputs, whole.inputs) {
+                true => whole,
+                false => {
+                    own = whole.cut(cut)?;
+                    &own
+                }
+            };
+            let length = pair.a.len() / pair.rank;
             let a = numbers.address() + at as u64;
             if row == length {
                 numbers.write(at, &pair.a)?;
@@ -263,18 +271,18 @@ impl DeviceAdapter {
                 scale: pair.scale,
             };
             at += b.len().next_multiple_of(ALIGNMENT);
-            pairs.insert(*id, device);
-        }
-        for id in &mine {
-            if let Some(pair) = adapter.pairs.get_mut(id) {
-                (pair.a, pair.b) = (Vec::new(), Floats::F32(Vec::new()));
-            }
+            pairs.insert(cut.whole, device);
         }
         Ok(DeviceAdapter {
             pairs,
             max_rank: adapter.max_rank,
             numbers,
         })
+    }
+
+    /// Those that are here.
+    pub fn pairs(&self) -> impl Iterator<Item = TensorId> {
+        self.pairs.keys().copied()
     }
 
     /// What weights whose sessions have this context took of an adapter: each part of a network has its own.
@@ -294,7 +302,9 @@ pub fn first_that_adapts(plan: &Plan, matrix: &Matrix, set: &AdapterSet) -> Opti
     let linears = &plan.linears[adapted.first as usize..][..adapted.n_linears as usize];
     set.iter().position(|used| {
         let pairs = &used.adapter.pairs;
-        linears.iter().any(|linear| pairs.contains_key(&linear.id))
+        linears
+            .iter()
+            .any(|linear| pairs.contains_key(&linear.cut.whole))
     })
 }
 
@@ -392,7 +402,7 @@ impl SessionAdapters {
             let device = DeviceAdapter::of(&used.adapter, self.pairs.context())?;
             let tables = self.table.chunks_exact_mut(room.uses);
             for (linear, pairs) in plan.linears.iter().zip(tables) {
-                let Some(pair) = device.pairs.get(&linear.id) else {
+                let Some(pair) = device.pairs.get(&linear.cut.whole) else {
                     continue;
                 };
                 pairs[i] = args::AdapterPair {

@@ -20,7 +20,7 @@ use crate::error::{Result, Status, fail};
 use crate::format::{Tensor, TensorId};
 use crate::model::{
     Activation, Block, Entry, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind,
-    Rope, RopePairing, Temperature, adaptable_linears,
+    Rope, RopePairing, Temperature, adaptable_cuts,
 };
 use std::sync::Arc;
 
@@ -638,7 +638,7 @@ impl Plan {
         };
         let mut jobs = Jobs {
             base,
-            linears: Linears::of(adaptable_linears(network)),
+            linears: Linears::of(adaptable_cuts(network)),
             ..Jobs::default()
         };
         if network.blocks.is_empty() {

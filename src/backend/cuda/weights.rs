@@ -556,17 +556,14 @@ impl Weights for CudaWeights {
     }
 
     fn check_adapters(&self) -> Result<()> {
-        if self.link.is_some() {
-            fail!(
-                Unsupported,
-                "adapters are not supported for a model that is split by tensors; split by layers, they are"
-            );
-        }
         Ok(())
     }
 
     fn take_adapter(&self, adapter: &mut Adapter) -> Result<()> {
         let taken = DeviceAdapter::take(&self.sessions, &self.plan, adapter)?;
+        if self.link.is_none() {
+            adapter.leave(taken.pairs());
+        }
         adapter.device.push(Box::new(taken));
         Ok(())
     }

@@ -20,8 +20,10 @@ use crate::model::KvShape;
 use crate::{memory, panics, threads};
 use arrayvec::ArrayVec;
 use std::collections::VecDeque;
+use std::hash::Hasher;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use twox_hash::XxHash3_64;
 
 /// Tokens of a prompt that all ranks evaluate together.
 const PIECE: usize = 2048;
@@ -164,8 +166,22 @@ pub(super) fn evaluate(
     Ok(())
 }
 
-fn kv_name(kv_type: KvType) -> String {
-    format!("{kv_type:?}")
+/// Of a session, what its work depends on beside its tokens: the type of its caches, and what stands for its adapters.
+type Setting = (KvType, u64);
+
+fn setting(core: &Core) -> Setting {
+    let mut hash = XxHash3_64::with_seed(0);
+    for used in core.adapters.iter().flat_map(|set| set.iter()) {
+        hash.write(&used.adapter.fingerprint.to_le_bytes());
+        hash.write(&used.scale.to_le_bytes());
+    }
+    (core.kv_type, hash.finish())
+}
+
+/// Work of a session with this setting.
+fn with(what: Work, (kv_type, adapters): Setting) -> Work {
+    what.said("the type of the KV cache", format!("{kv_type:?}"))
+        .hash("the adapters", adapters)
 }
 
 fn interrupted(tokens: usize) -> Error {
@@ -180,7 +196,7 @@ fn evaluate_piece(
     (tokens, want): (&[u32], Want),
 ) -> Result<()> {
     let weights = core.weights.clone();
-    let (context, kv_type) = (core.context_mark(), core.kv_type);
+    let (context, setting) = (core.context_mark(), setting(core));
     let parts: Vec<Mutex<&mut Box<dyn Runner>>> = core.parts.iter_mut().map(Mutex::new).collect();
     let ready = ready.and_then(|()| memory::check());
     let never = Arc::new(AtomicBool::new(false));
@@ -199,8 +215,7 @@ fn evaluate_piece(
         runner.poll(true).map(drop)
     };
     let turn = Turn::begin(ranks, ready, || {
-        let what = Work::new("a prompt").said("the type of the KV cache", kv_name(kv_type));
-        what.row(context, tokens, &want)
+        with(Work::new("a prompt"), setting).row(context, tokens, &want)
     })?;
     let done = turn.done(all_ranks(&weights, parts.len(), &work, || work(0)));
     turn.end(done)
@@ -219,7 +234,7 @@ pub(super) fn choose(
         false => core.reserve(tokens.len()),
     };
     let turn = Turn::begin(ranks, ready, || {
-        let what = Work::new("a step").said("the type of the KV cache", kv_name(core.kv_type));
+        let what = with(Work::new("a step"), setting(core));
         what.row(core.context_mark(), tokens, &want)
     })?;
     let chosen = turn.done(follow(core, tokens)).and_then(|()| {
@@ -304,9 +319,8 @@ fn verify_rows(
     let ready = ready.and_then(|()| core.reserve_drafts(drafts));
     let ready = ready.and_then(|()| memory::check());
     let want = Want::Verified { drafts, sampling };
-    let what = Work::new("a step with drafts")
-        .said("the type of the KV cache", kv_name(core.kv_type))
-        .row(core.context_mark(), tokens, &want);
+    let what = with(Work::new("a step with drafts"), setting(core));
+    let what = what.row(core.context_mark(), tokens, &want);
     let never = Arc::new(AtomicBool::new(false));
     let mut parts = core.parts.iter_mut();
     let Some(first) = parts.next() else {
@@ -407,8 +421,7 @@ pub(super) fn step(
     if ranks.apart().is_some() {
         for (core, work) in cores.iter().zip(works.iter()) {
             let token = &work.tokens[work.tokens.len() - 1..];
-            what = what.said("the type of the KV cache", kv_name(core.kv_type));
-            what = what.row(core.context_mark(), token, &work.want);
+            what = with(what, setting(core)).row(core.context_mark(), token, &work.want);
         }
     }
     let n = weights.parts().len();

@@ -513,7 +513,13 @@ impl Weights for PartsWeights {
 
     fn take_adapter(&self, adapter: &mut Adapter) -> Result<()> {
         let mut parts = self.parts.iter();
-        parts.try_for_each(|part| part.take_adapter(adapter))
+        parts.try_for_each(|part| part.take_adapter(adapter))?;
+        if self.ranks.is_some() {
+            // Each has taken its share of all pairs.
+            let all: Vec<_> = adapter.pairs.keys().copied().collect();
+            adapter.leave(all.into_iter());
+        }
+        Ok(())
     }
 
     fn max_drafts(&self) -> usize {
