@@ -118,23 +118,30 @@ pub(super) fn next_done<C: Driven>(
     }
 }
 
-/// What goes to and from the thread.
+/// What goes to and from the thread. When it has set the event of the last result, it does not take the slot again, so that a poll that follows
+/// the event finds it free.
 struct Mail<C: Driven> {
+    orders: Mutex<Orders>,
+    ordered: Condvar,
     slot: Mutex<Slot<C::Done>>,
     changed: Condvar,
     /// Results that lie in the slot.
     made: AtomicUsize,
 }
 
-struct Slot<D> {
+#[derive(Default)]
+struct Orders {
     request: Option<Request>,
+    quit: bool,
+}
+
+struct Slot<D> {
     /// With room for those of the running job.
     results: VecDeque<Result<D>>,
     /// Whether the last of them was made.
     ended: bool,
     /// Set with each of them.
     event: Option<Arc<Event>>,
-    quit: bool,
 }
 
 /// Work in the background: the tokens that the core has as `started`, and what is wanted of them.
@@ -163,12 +170,12 @@ struct Request {
 impl<C: Driven> Driver<C> {
     pub fn new(core: Arc<Mutex<C>>, placement: &Placement) -> Result<Driver<C>> {
         let mail = Arc::new(Mail::<C> {
+            orders: Mutex::default(),
+            ordered: Condvar::new(),
             slot: Mutex::new(Slot {
-                request: None,
                 results: VecDeque::new(),
                 ended: true,
                 event: None,
-                quit: false,
             }),
             changed: Condvar::new(),
             made: AtomicUsize::new(0),
@@ -206,12 +213,12 @@ impl<C: Driven> Driver<C> {
         self.mail.made.store(0, Ordering::SeqCst);
         slot.event = event.cloned();
         self.event = event.cloned();
-        slot.request = Some(Request {
+        drop(slot);
+        lock(&self.mail.orders).request = Some(Request {
             job,
             interrupt: interrupt.clone(),
         });
-        drop(slot);
-        self.mail.changed.notify_all();
+        self.mail.ordered.notify_one();
         self.in_flight = Some(interrupt.clone());
         Ok(())
     }
@@ -226,8 +233,7 @@ impl<C: Driven> Driver<C> {
             match self.mail.slot.try_lock() {
                 Ok(slot) => slot,
                 Err(TryLockError::Poisoned(slot)) => slot.into_inner(),
-                // The thread is about to let go of it, and may have set the event for the last time: whoever waits for it is to
-                // poll again.
+                // The thread puts another result there. Whoever waits for the event is to poll again for the first one.
                 Err(TryLockError::WouldBlock) => {
                     if let Some(event) = &self.event {
                         event.set();
@@ -259,16 +265,16 @@ impl<C: Driven> Driver<C> {
 
 impl<C: Driven> Mail<C> {
     fn serve(&self, core: &Mutex<C>) {
-        let mut slot = lock(&self.slot);
-        while !slot.quit {
-            if let Some(request) = slot.request.take() {
-                drop(slot);
+        let mut orders = lock(&self.orders);
+        while !orders.quit {
+            if let Some(request) = orders.request.take() {
+                drop(orders);
                 self.run(core, request);
-                slot = lock(&self.slot);
+                orders = lock(&self.orders);
             } else {
-                slot = self
-                    .changed
-                    .wait(slot)
+                orders = self
+                    .ordered
+                    .wait(orders)
                     .unwrap_or_else(PoisonError::into_inner);
             }
         }
@@ -379,8 +385,8 @@ impl<C: Driven> Driver<C> {
         if let Some(interrupt) = self.in_flight.take() {
             interrupt.store(true, Ordering::Relaxed);
         }
-        lock(&self.mail.slot).quit = true;
-        self.mail.changed.notify_all();
+        lock(&self.mail.orders).quit = true;
+        self.mail.ordered.notify_one();
         self.thread.take()
     }
 }
@@ -431,8 +437,7 @@ mod tests {
         }
     }
 
-    /// The thread takes the slot once more after it has set the event. A poll that meets it there finds nothing, and no other outcome
-    /// sets the event again.
+    /// A poll that meets the thread at the slot finds nothing, and perhaps no other outcome sets the event again.
     #[test]
     fn a_poll_that_finds_the_slot_taken_sets_the_event() {
         let core = Arc::new(Mutex::new(Core::default()));
@@ -457,5 +462,25 @@ mod tests {
             assert!(event.is_set());
         }
         assert!(!driver.is_busy());
+    }
+
+    /// Whoever polls when the event is set finds the outcome, whatever the thread does then.
+    #[test]
+    fn a_poll_behind_the_event_finds_the_outcome() {
+        let core = Arc::new(Mutex::new(Core::default()));
+        let mut driver = Driver::new(core, &Placement::default()).unwrap();
+        let event = Arc::new(Event::new().unwrap());
+        for round in 0..20_000 {
+            let job = Job {
+                want: Want::Logits,
+                masked: false,
+            };
+            driver.start(job, &Arc::default(), Some(&event)).unwrap();
+            while !event.is_set() {
+                std::hint::spin_loop();
+            }
+            event.clear();
+            assert!(driver.poll(false).unwrap().is_some(), "round {round}");
+        }
     }
 }
