@@ -77,7 +77,7 @@ pub(super) fn nomic_bert_experts(file: &ModelFile) -> Result<Network> {
 
 pub(super) fn jina_bert_v2(file: &ModelFile) -> Result<Network> {
     let d = read(file, "jina-bert-v2")?;
-    let slopes = slopes(d.n_heads);
+    let slopes = slopes(d.n_heads, 8.0);
     let attention = |i| {
         Ok(Attention {
             slopes: Some(Arc::clone(&slopes)),
@@ -92,11 +92,11 @@ pub(super) fn jina_bert_v2(file: &ModelFile) -> Result<Network> {
     })
 }
 
-/// The usual slopes of so many heads: for a power of two `n`, `2^(-8 h / n)` with `h` from 1 on; what is
+/// The slopes of so many heads: for a power of two `n`, `2^(-most h / n)` with `h` from 1 on, where `most` is 8 mostly; what is
 /// above the largest power of two gets every other one of those of twice as many heads.
-fn slopes(n_heads: usize) -> Arc<[f32]> {
+pub(super) fn slopes(n_heads: usize, most: f64) -> Arc<[f32]> {
     let whole = 1usize << n_heads.ilog2();
-    let slope = |h: usize, of: usize| (-8.0 * h as f64 / of as f64).exp2() as f32;
+    let slope = |h: usize, of: usize| (-most * h as f64 / of as f64).exp2() as f32;
     let first = (1..=whole).map(|h| slope(h, whole));
     let others = (0..n_heads - whole).map(|i| slope(2 * i + 1, 2 * whole));
     first.chain(others).collect()

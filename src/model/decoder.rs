@@ -84,7 +84,7 @@ impl<'a> Decoder<'a> {
         let hidden = source.size("embedding_length")?;
         let n_heads = match architecture {
             // As many as in the layer with the most of them.
-            "laguna" => {
+            "laguna" | "step35" => {
                 let sizes = source.sizes(HEADS, n_layers)?;
                 sizes.into_iter().max().unwrap_or(1)
             }
@@ -169,7 +169,7 @@ impl<'a> Decoder<'a> {
         let source = &self.source;
         let final_norm = || {
             // Files of this family have it by either name.
-            let other = source.architecture().starts_with("lfm2") && !source.has("output_norm");
+            let other = source.architecture().starts_with("lfm") && !source.has("output_norm");
             let name = if other {
                 "token_embd_norm"
             } else {
@@ -224,6 +224,7 @@ impl<'a> Decoder<'a> {
             embedding,
             embedding_scale: 1.0,
             positions: None,
+            embedding_norm: None,
             per_layer: None,
             encoder: self.encoder(&blocks)?,
             streams: None,

@@ -66,6 +66,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         },
         embedding_scale: 1.0,
         positions: None,
+        embedding_norm: None,
         per_layer: None,
         encoder: None,
         streams: None,

@@ -1,4 +1,4 @@
-//! `gemma`, `gemma2` and `gemma3` (text), with a scaled embedding. Gemma 2 and 3 have norms before and
+//! `gemma`, `gemma2`, `vaultgemma` and `gemma3` (text), with a scaled embedding. Gemma 2 and 3 have norms before and
 //! after both parts, and windows in most layers. Gemma 2 caps scores and logits; Gemma 3 has norms of q
 //! and k, and other frequencies in layers with a window.
 //!
@@ -29,6 +29,19 @@ pub(super) fn gemma2(file: &ModelFile) -> Result<Network> {
         let mut attention = d.attention(i, Some(&rope))?;
         attention.window = windows[i];
         block(&d, i, attention)
+    })?;
+    Ok(scaled(network))
+}
+
+/// As Gemma 2 without norms behind both parts.
+pub(super) fn vault(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "vaultgemma", NormKind::Rms)?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let windows = d.windows(Windows::ButEvery(2))?;
+    let network = d.network(|i| {
+        let mut attention = d.attention(i, Some(&rope))?;
+        attention.window = windows[i];
+        d.pre_norm_block(i, attention, d.gated(i, Activation::GeluTanh)?)
     })?;
     Ok(scaled(network))
 }

@@ -1,6 +1,6 @@
 //! `granite`, `granitemoe`, `granite_swa` and `granitehybrid`: Granite 3 and 4, with factors on embedding, scores,
 //! residual stream and logits. The third one has sinks, windows, and perhaps layers that do not rotate. Layers of the last one
-//! are Mamba 2 or attention, as are those of Bamba, whose files are of that architecture and have no factors. `minicpm`: MiniCPM 1 to 4, of the same form as the first.
+//! are Mamba 2 or attention, as are those of Bamba, whose files are of that architecture and have no factors. `minicpm`: MiniCPM 1 to 4, of the same form as the first, as is `hyperclovax`.
 
 use super::decoder::{Decoder, Windows};
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
@@ -24,6 +24,27 @@ pub(super) fn minicpm(file: &ModelFile) -> Result<Network> {
     let rope = d.rope(RopePairing::Interleaved)?;
     let mixer = |i| Ok(d.attention(i, Some(&rope))?.into());
     network(&d, mixer, |i| d.gated(i, Activation::Silu))
+}
+
+/// HyperCLOVA X Think: the same, perhaps with norms behind both parts, and with a factor on logits that does not divide.
+pub(super) fn hyperclovax(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "hyperclovax", NormKind::Rms)?;
+    d.refuse_experts()?;
+    let normed = d
+        .source
+        .file
+        .get::<bool>(&d.source.key("attention.post_norm"))?;
+    let rope = d.rope(RopePairing::Interleaved)?;
+    let mixer = |i| Ok(d.attention(i, Some(&rope))?.into());
+    let mut network = network(&d, mixer, |i| d.gated(i, Activation::Silu))?;
+    if normed {
+        for (i, block) in network.blocks.iter_mut().enumerate() {
+            block.mixer_post_norm = d.norm(i, "post_attention_norm")?;
+            block.feed_forward_post_norm = d.norm(i, "post_ffw_norm")?;
+        }
+    }
+    network.logit_scale = d.source.positive("logit_scale")?;
+    Ok(network)
 }
 
 /// The ones with experts, and perhaps a shared one.

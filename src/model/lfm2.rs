@@ -1,9 +1,12 @@
-//! `lfm2` and `lfm2moe`: LFM 2, whose layers are short convolutions or attention, also with experts.
+//! `lfm2`, `lfm2moe` and `lfm3`: LFM 2, whose layers are short convolutions or attention, also with experts, and LFM 3, whose attention
+//! may have windows and gates of the heads, and whose parts may have norms behind them.
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, Windows};
 use super::experts::{Defaults, Mixture, softmax};
 use super::hybrid::{attending, conv_width, kv_heads};
-use super::{Activation, FeedForward, Linear, Network, NormKind, RopePairing, Scoring, ShortConv};
+use super::{
+    Activation, FeedForward, Linear, Mixer, Network, NormKind, RopePairing, Scoring, ShortConv,
+};
 use crate::error::Result;
 use crate::format::ModelFile;
 
@@ -22,6 +25,40 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
     };
     let experts = Mixture::new(&d, defaults)?;
     network(&d, |i| experts.or_gated(&d, i))
+}
+
+pub(super) fn third(file: &ModelFile) -> Result<Network> {
+    const LOCAL_DIMENSIONS: &str = "rope.dimension_count_swa";
+    let d = Decoder::read_with(file, "lfm3", NormKind::Rms, kv_heads)?;
+    d.refuse_experts()?;
+    // Neither goes without saying.
+    let [gated, normed] = ["attention.gated", "attention.post_norm"].map(|key| d.source.key(key));
+    let (gated, normed) = (file.get::<bool>(&gated)?, file.get::<bool>(&normed)?);
+    let rope = d.rope(RopePairing::Halves)?;
+    let sizes = (d.head_dim, LOCAL_DIMENSIONS, "attention.key_length");
+    let local = d.sized_local_rope(RopePairing::Halves, sizes, d.rope_base()?)?;
+    let windows = d.windows(Windows::Everywhere)?;
+    let attends = attending(&d.source, d.n_layers, "shortconv.in_proj")?;
+    d.network(|i| {
+        let mixer: Mixer = if attends[i] {
+            let rope = if windows[i].is_some() { &local } else { &rope };
+            let mut attention = d.normed_attention(i, Some(rope), true)?;
+            attention.window = windows[i];
+            if gated {
+                let gate = format!("blk.{i}.attn_gate");
+                attention.gate = Some(d.source.linear(&gate, d.hidden, d.n_heads)?);
+            }
+            attention.into()
+        } else {
+            short_conv(&d, i)?.into()
+        };
+        let mut block = d.pre_norm_block(i, mixer, d.gated(i, Activation::Silu)?)?;
+        if normed {
+            block.mixer_post_norm = d.norm(i, "post_attention_norm")?;
+            block.feed_forward_post_norm = d.norm(i, "post_ffw_norm")?;
+        }
+        Ok(block)
+    })
 }
 
 fn network(d: &Decoder, feed_forward: impl Fn(usize) -> Result<FeedForward>) -> Result<Network> {

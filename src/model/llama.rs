@@ -1,10 +1,11 @@
 //! `llama`: Llama 2 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM2 and others of their shape. `internlm2`, `xverse` and
 //! `baichuan` are the same without experts and windows.
 
+use super::bert::slopes;
 use super::decoder::{Decoder, Windows};
 use super::experts::{Mixture, softmax};
 use super::{Activation, Network, NormKind, RopePairing};
-use crate::error::{Result, fail};
+use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
@@ -35,14 +36,16 @@ pub(super) fn xverse(file: &ModelFile) -> Result<Network> {
 /// tells them from the others.
 pub(super) fn baichuan(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "baichuan", NormKind::Rms)?;
-    if d.n_layers == 40 {
-        fail!(
-            Unsupported,
-            "{} is 40: models of this architecture with scores that fall with the distance are not supported",
-            d.source.key_name("block_count")
-        );
+    if d.n_layers != 40 {
+        return dense(&d);
     }
-    dense(&d)
+    d.refuse_experts()?;
+    let slopes = slopes(d.n_heads, 8.0);
+    d.network(|i| {
+        let mut attention = d.attention(i, None)?;
+        attention.slopes = Some(slopes.clone());
+        d.pre_norm_block(i, attention, d.gated(i, Activation::Silu)?)
+    })
 }
 
 fn dense(d: &Decoder) -> Result<Network> {

@@ -9,7 +9,9 @@ mod apertus;
 mod arcee;
 mod bert;
 mod bitnet;
+mod bloom;
 mod cohere2;
+mod dbrx;
 mod decoder;
 mod deepseek2;
 mod eagle3;
@@ -66,6 +68,7 @@ mod smollm3;
 mod source;
 mod stablelm;
 mod starcoder2;
+mod step35;
 mod unused;
 
 pub use adapter::{
@@ -99,10 +102,12 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("bailingmoe2", glm4moe::bailingmoe2),
     ("bert", bert::bert),
     ("bitnet", bitnet::describe),
+    ("bloom", bloom::bloom),
     ("chatglm", glm4::chatglm),
     ("cohere2", cohere2::describe),
     ("cohere2moe", cohere2::experts),
     ("command-r", cohere2::command_r),
+    ("dbrx", dbrx::describe),
     ("deepseek2", deepseek2::describe),
     ("dots1", glm4moe::dots1),
     ("eagle3", eagle3::describe),
@@ -132,6 +137,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
     ("hy_v3", glm4moe::hy_v3),
+    ("hyperclovax", granite::hyperclovax),
     ("internlm2", llama::internlm2),
     ("jais2", nemotron::jais2),
     ("jamba", jamba::describe),
@@ -140,6 +146,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("laguna", laguna::describe),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::experts),
+    ("lfm3", lfm2::third),
     ("llama", llama::describe),
     ("llama4", llama4::describe),
     ("mamba", mamba1::describe),
@@ -152,6 +159,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("mistral3", mistral3::describe),
     ("modern-bert", bert::modern_bert),
     ("mistral4", deepseek2::mistral4),
+    ("mpt", bloom::mpt),
     ("nemotron", nemotron::describe),
     ("nemotron_h", nemotron_h::describe),
     ("nemotron_h_moe", nemotron_h::experts),
@@ -180,6 +188,8 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("stablelm", stablelm::describe),
     ("starcoder", gpt2::starcoder),
     ("starcoder2", starcoder2::describe),
+    ("step35", step35::describe),
+    ("vaultgemma", gemma::vault),
     ("xverse", llama::xverse),
 ];
 

@@ -26,6 +26,8 @@ pub struct Network {
     /// Learned position embedding, added to the scaled token embedding: at least `context_length`
     /// rows of `hidden`.
     pub positions: Option<Tensor>,
+    /// Norm of what the layers begin with, in a decoder.
+    pub embedding_norm: Option<Norm>,
     /// What each layer gets of the token itself, beside the residual stream.
     pub per_layer: Option<PerLayerInputs>,
     /// Several residual streams in place of one, if the network has those.
@@ -917,7 +919,7 @@ pub struct Attention {
     /// Whether a position sees none behind it. If not, it sees all, or those at most `window - 1` away.
     pub causal: bool,
     /// A slope per query head: the score of two positions is less by their distance times that (ALiBi,
-    /// arXiv:2108.12409). Only of attention that is not causal.
+    /// arXiv:2108.12409).
     pub slopes: Option<Arc<[f32]>>,
 }
 
@@ -1149,6 +1151,11 @@ pub enum Activation {
         /// Cap of both.
         limit: f32,
     },
+    /// With a gate g and an up value u: `min(g / (1 + exp(-g)), limit) * clamp(u, -limit, limit)`.
+    LimitedSilu {
+        /// Of both factors. Finite and positive.
+        limit: f32,
+    },
     /// `max(x, 0)^2`.
     ReluSquared,
     /// xIELU (arXiv:2411.13010) with its usual beta: `alpha_p * x^2 + x / 2` above 0, and
@@ -1286,6 +1293,10 @@ impl Network {
         let embeds = self.embeds();
         let top = [Some(&self.embedding), self.positions.as_ref()];
         let top = top.map(|tensor| tensor.filter(|_| embeds));
+        let embedding_norm = self.embedding_norm.iter().filter(move |_| embeds);
+        let embedding_norm =
+            embedding_norm.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]);
+        let top = top.into_iter().chain(embedding_norm);
         let entry = self.entry.iter().flat_map(|entry| {
             let [token_norm, state_norm] = entry.norms();
             [
@@ -1311,7 +1322,7 @@ impl Network {
             .iter()
             .flat_map(|s| s.begin.iter().chain(&s.end));
         let of_streams = of_streams.map(|linear| Some(&linear.weight));
-        let top = top.into_iter().chain(inputs).chain(of_streams).chain(entry);
+        let top = top.chain(inputs).chain(of_streams).chain(entry);
         let all = norms.chain(linears).chain(others).chain(top).flatten();
         let encoder = self.encoder.iter().flat_map(|encoder| encoder.tensors());
         all.chain(encoder).chain(self.readout.tensors())

@@ -82,7 +82,11 @@ impl Decoder<'_> {
             Some(norm) => Ok(norm),
             None => fail!(Internal, "a norm that is nothing"),
         };
-        if network.positions.is_some() || network.per_layer.is_some() || network.streams.is_some() {
+        if network.positions.is_some()
+            || network.embedding_norm.is_some()
+            || network.per_layer.is_some()
+            || network.streams.is_some()
+        {
             fail!(
                 Unsupported,
                 "architecture {}: a head of such a network is not supported",

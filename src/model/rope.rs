@@ -68,7 +68,16 @@ pub(super) fn from_source(
     let base = f64::from(base(source)?);
     let mut frequencies = plain(source, head_dim, base)?;
     let pairs = frequencies.len();
+    // What files say is of whole heads, of which Step 3.5 rotates a half where it has no window.
+    if source.architecture() == "step35" {
+        if !pairs.is_multiple_of(2) {
+            let problem = format!("is {}; it must be a multiple of 4", 2 * pairs);
+            return Err(source.invalid(DIMENSIONS, &problem));
+        }
+        frequencies = self::frequencies(pairs, base)?;
+    }
     if let Some(factors) = source.find_vector("rope_freqs.weight", pairs)? {
+        let factors = factors.elements(0..frequencies.len());
         divide(&mut frequencies, &factors)?;
     }
     let scaling = scaling(source, context_length)?;

@@ -602,9 +602,16 @@ pub fn inner(activation: Activation, gate: Option<&Linear>, up: &Linear, x: &Row
         Some(gate) => {
             let gate = linear(gate, x);
             for (u, g) in up.iter_mut().flatten().zip(gate.iter().flatten()) {
-                if let Activation::ClampedSwiglu { limit, .. } = activation {
-                    let limit = f64::from(limit);
-                    *u = u.clamp(-limit, limit) + 1.0;
+                match activation {
+                    Activation::ClampedSwiglu { limit, .. } => {
+                        let limit = f64::from(limit);
+                        *u = u.clamp(-limit, limit) + 1.0;
+                    }
+                    Activation::LimitedSilu { limit } => {
+                        let limit = f64::from(limit);
+                        *u = u.clamp(-limit, limit);
+                    }
+                    _ => {}
                 }
                 *u *= activated(activation, *g);
             }
@@ -649,6 +656,7 @@ pub fn activated(activation: Activation, x: f64) -> f64 {
             };
             above + x / 2.0
         }
+        Activation::LimitedSilu { limit } => (x / (1.0 + (-x).exp())).min(f64::from(limit)),
         Activation::ClampedSwiglu { alpha, limit } => {
             let x = x.min(f64::from(limit));
             x / (1.0 + (-f64::from(alpha) * x).exp())

@@ -12,6 +12,7 @@ mod families;
 mod families_bad;
 mod format;
 mod huggingface;
+mod later;
 mod llama;
 mod packed;
 mod quantize;

@@ -2,7 +2,7 @@
 //! folders.
 
 use crate::common::edit::EditedTensor;
-use crate::common::folder::Stored;
+use crate::common::folder::{Folder, Stored};
 use crate::common::reference_llama;
 use crate::common::tiny::Random;
 use crate::common::variants::{
@@ -22,17 +22,22 @@ use std::sync::atomic::AtomicBool;
 
 const N_TOKENS: usize = 40;
 
+/// The network of a folder, with weights in F32.
+pub fn network_of(folder: &Folder) -> Network {
+    let file = folder.open().unwrap();
+    let file = file.with_weights(WeightType::F32).unwrap();
+    file.make(1, &mut |_| Ok(())).unwrap();
+    Network::from_file(&file).unwrap()
+}
+
 impl Both {
     fn network_of_folder(&self) -> Network {
-        let file = self.folder.open().unwrap();
-        let file = file.with_weights(WeightType::F32).unwrap();
-        file.make(1, &mut |_| Ok(())).unwrap();
-        Network::from_file(&file).unwrap()
+        network_of(&self.folder)
     }
 
     /// Compares all logits of both with the plain evaluation, and those of a folder to the bit with the file's where rows are in the
     /// same order. Returns the network of the file.
-    fn check(&self, architecture: &str, same_order: bool) -> Network {
+    pub fn check(&self, architecture: &str, same_order: bool) -> Network {
         let of_file = Network::from_file(&self.file.open()).unwrap();
         let bits = agrees(&of_file);
         let of_folder = self.network_of_folder();
@@ -43,7 +48,7 @@ impl Both {
     }
 
     /// What is wrong with the file, and with the folder, without these of their tensors.
-    fn without(&self, gguf: &str, folder: &str) {
+    pub fn without(&self, gguf: &str, folder: &str) {
         let mut file = self.file.clone();
         file.tensors.remove(gguf).unwrap();
         let e = Network::from_file(&file.open()).unwrap_err();
@@ -59,7 +64,7 @@ impl Both {
     }
 
     /// The error of the file with a key of its architecture changed.
-    fn refused(&self, key: &str, value: impl Into<Value>, status: Status) {
+    pub fn refused(&self, key: &str, value: impl Into<Value>, status: Status) {
         let mut file = self.file.clone();
         file.set(key, value);
         let e = Network::from_file(&file.open()).unwrap_err();
@@ -82,7 +87,7 @@ impl Both {
 }
 
 /// The last logits of a text in several pieces, and in one, which are those of the plain evaluation.
-fn agrees(network: &Network) -> Vec<u32> {
+pub fn agrees(network: &Network) -> Vec<u32> {
     let mut random = Random::new(3, "tokens of variants");
     let token = |_| (random.bits() % network.n_vocab as u64) as u32;
     let tokens: Vec<u32> = (0..N_TOKENS).map(token).collect();

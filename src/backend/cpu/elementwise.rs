@@ -341,6 +341,34 @@ simd_kernel! {
     pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_generic
 }
 
+/// `gate = min(gate / (1 + exp(-gate)), limit) * clamp(up, -limit, limit)`
+#[inline(always)]
+unsafe fn silu_limited_generic<L: Lanes>(gate: &mut [f32], up: &[f32], limit: f32) {
+    assert!(gate.len() == up.len());
+    // A comparison with NaN is false, so NaN stays.
+    let below = |x: f32| if x > limit { limit } else { x };
+    let above = |x: f32| if x < -limit { -limit } else { x };
+    let mut i = 0;
+    while i < gate.len() {
+        let n = (gate.len() - i).min(LANES);
+        let mut g = [0.0; LANES];
+        g[..n].copy_from_slice(&gate[i..i + n]);
+        // SAFETY: an array of a whole vector; by contract, the processor has the features.
+        unsafe { silu(L::load(g.as_ptr())).store(g.as_mut_ptr()) };
+        for k in 0..n {
+            gate[i + k] = below(g[k]) * above(below(up[i + k]));
+        }
+        i += LANES;
+    }
+}
+simd_kernel! {
+    /// Gated SiLU with limits of both factors, of one row (or part of one), in place.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn silu_limited(gate: &mut [f32], up: &[f32], limit: f32) = silu_limited_generic
+}
+
 /// `x *= 1 / (1 + exp(-gate))`
 #[inline(always)]
 unsafe fn mul_sigmoid_generic<L: Lanes>(x: &mut [f32], gate: &[f32]) {

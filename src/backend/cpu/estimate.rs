@@ -82,6 +82,9 @@ fn weights_bytes(network: &Network) -> u64 {
         true => norm(&network.final_norm) + network.head.bias.as_ref().map_or(0, |b| b.row_len()),
         false => 0,
     };
+    if network.embeds() {
+        floats += network.embedding_norm.as_ref().map_or(0, norm);
+    }
     if let Some(inputs) = &network.per_layer {
         mapped += inputs.embedding.byte_len();
         floats += norm(&inputs.norm);

@@ -5,7 +5,7 @@ use super::attention_layer::AttentionLayer;
 use super::both::BothLayer;
 use super::delta_net::DeltaNetLayer;
 use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squared_mul};
-use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
+use super::elementwise::{rms_norm, silu_alone, silu_limited, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
 use super::latent_experts::LatentExpertLayer;
 use super::latent_layer::LatentLayer;
@@ -454,7 +454,7 @@ impl DenseLayer {
 /// Refuses an activation that is not there with a gate, or without one.
 pub(super) fn check_activation(activation: Activation, gated: bool) -> Result<()> {
     match (activation, gated) {
-        (Activation::ClampedSwiglu { .. }, false) => {
+        (Activation::ClampedSwiglu { .. } | Activation::LimitedSilu { .. }, false) => {
             fail!(Unsupported, "{activation:?} without a gate")
         }
         (Activation::Xielu { .. }, true) => fail!(Unsupported, "{activation:?} with a gate"),
@@ -477,11 +477,11 @@ pub(super) unsafe fn activate(activation: Activation, isa: Isa, x: &mut [f32], u
             (Activation::ClampedSwiglu { alpha, limit }, Some(up)) => {
                 swiglu_clamped(isa, x, up, alpha, limit)
             }
+            (Activation::LimitedSilu { limit }, Some(up)) => silu_limited(isa, x, up, limit),
             (Activation::ReluSquared, up) => relu_squared_mul(isa, x, up),
             (Activation::Xielu { alpha_p, alpha_n }, None) => xielu(isa, x, alpha_p, alpha_n),
-            (Activation::ClampedSwiglu { .. }, None) | (Activation::Xielu { .. }, Some(_)) => {
-                unreachable!("refused at load")
-            }
+            (Activation::ClampedSwiglu { .. } | Activation::LimitedSilu { .. }, None)
+            | (Activation::Xielu { .. }, Some(_)) => unreachable!("refused at load"),
         }
     }
 }

@@ -41,6 +41,10 @@ pub(super) fn embed(
         positions.row(position, scratch);
         add(x, scratch, None);
     }
+    if let Some(norm) = &weights.embedding_norm {
+        // SAFETY: the weights' instruction set is the processor's.
+        unsafe { norm.apply_in_place(weights.isa, x, scratch) };
+    }
 }
 
 /// The same for an encoder's token of a kind.

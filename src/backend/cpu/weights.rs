@@ -46,6 +46,8 @@ pub struct CpuWeights {
     pub(super) embedding_scale: f32,
     /// Learned positions.
     pub(super) positions: Option<Matrix>,
+    /// Norm of embeddings.
+    pub(super) embedding_norm: Option<NormWeights>,
     /// What the layers get beside the residual stream.
     pub(super) inputs: Option<InputWeights>,
     pub(super) streams: Option<StreamWeights>,
@@ -433,6 +435,10 @@ impl CpuWeights {
             embedding: Matrix::new(network.embedding.clone(), isa),
             embedding_scale: network.embedding_scale,
             positions: positions.map(|p| Matrix::new(p.clone(), isa)),
+            embedding_norm: match network.embeds() {
+                true => NormWeights::find(&network.embedding_norm)?,
+                false => None,
+            },
             inputs: match &network.per_layer {
                 Some(inputs) => Some(InputWeights::new(inputs, isa)?),
                 None => None,
@@ -559,10 +565,11 @@ impl Weights for CpuWeights {
     fn resident_bytes(&self) -> u64 {
         let layers = self.layers.iter().map(Layer::floats).sum::<usize>();
         let inputs = self.inputs.as_ref().map_or(0, |i| i.norm.floats());
-        let norm = self
+        let of_encoder = self
             .encoder
             .as_ref()
             .and_then(|e| e.embedding_norm.as_ref());
+        let norm = of_encoder.or(self.embedding_norm.as_ref());
         let norm = norm.map_or(0, NormWeights::floats);
         let entry = self.entry.as_ref().map_or(0, EntryWeights::floats);
         let inputs = inputs + norm + self.readout.floats() + entry;

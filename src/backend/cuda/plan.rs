@@ -358,7 +358,7 @@ impl Jobs {
             up: self.fuse(&parts)?,
             gated: mlp.gate.is_some(),
             n_ff: mlp.up.weight.rows() as u32,
-            activation: activation(mlp.activation),
+            activation: activation(mlp.activation, &mlp.up)?,
             cutoff: None,
             inner_norm: self.find_norm(&mlp.inner_norm)?,
             down: self.fuse(&[&mlp.down])?,
@@ -425,7 +425,7 @@ impl Jobs {
             input: match &block.per_layer {
                 Some(input) => Some(LayerInputPlan {
                     gate: self.fuse(&[&input.gate])?,
-                    activation: activation(input.activation),
+                    activation: activation(input.activation, &input.gate)?,
                     projection: self.fuse(&[&input.projection])?,
                     post_norm: self.find_norm(&input.post_norm)?,
                 }),
@@ -605,9 +605,14 @@ fn table(m: &Matrix) -> args::Table {
 pub const SILU: u32 = 0;
 pub const CLAMPED_SWIGLU: u32 = 3;
 
-/// The kernels' number and constants of an activation.
-pub fn activation(activation: Activation) -> args::Activation {
+/// The kernels' number and constants of the activation of a feed-forward part whose matrix `up` is. `Unsupported` if they lack it.
+pub fn activation(activation: Activation, up: &Linear) -> Result<args::Activation> {
     let (kind, alpha, limit) = match activation {
+        Activation::LimitedSilu { .. } => fail!(
+            Unsupported,
+            "tensor {}: a feed-forward part with limits behind its activation is not supported on a GPU; it is on a CPU",
+            up.weight.name
+        ),
         Activation::Silu => (SILU, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::Gelu => (2, 0.0, 0.0),
@@ -615,7 +620,7 @@ pub fn activation(activation: Activation) -> args::Activation {
         Activation::ReluSquared => (4, 0.0, 0.0),
         Activation::Xielu { alpha_p, alpha_n } => (5, alpha_p, alpha_n),
     };
-    args::Activation { kind, alpha, limit }
+    Ok(args::Activation { kind, alpha, limit })
 }
 
 impl Plan {
@@ -663,6 +668,13 @@ impl Plan {
             (true, None) => jobs.fuse(&[&own_embedding])?,
             (false, _) => absent.clone(),
         };
+        if let Some(norm) = &network.embedding_norm {
+            fail!(
+                Unsupported,
+                "tensor {}: a norm of the embedding is not supported on a GPU; it is on a CPU",
+                norm.weight.name
+            );
+        }
         let output_rows = network.head.weight.rows();
         let entry = match &network.entry {
             Some(entry) => Some(jobs.entry(entry, (network.n_vocab, output_rows))?),

@@ -4,6 +4,7 @@
 use super::further::FURTHER;
 use super::json::Config;
 use super::keys::{self, Keys};
+use super::later::LATER;
 use super::{delta_net, gemma4, latent, mamba2, nemotron_h, relatives};
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
@@ -157,7 +158,7 @@ pub(super) const GEMMA_INPUTS: Parts = &[
     ("post_per_layer_input_norm", "post_norm"),
 ];
 
-const LFM2: Parts = &[
+pub(super) const LFM2: Parts = &[
     ("self_attn.out_proj", "attn_output"),
     ("self_attn.q_layernorm", "attn_q_norm"),
     ("self_attn.k_layernorm", "attn_k_norm"),
@@ -202,6 +203,40 @@ pub(super) const LLAMA: Family = Family {
     defaults: || json!({"rms_norm_eps": 1e-6}),
     tied: false,
     keys: |_| Ok(()),
+};
+
+pub(super) const GEMMA4: Family = Family {
+    model_types: &["gemma4_text", "gemma4"],
+    classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
+    architecture: "gemma4",
+    activations: GELU_TANH,
+    parts: &[
+        ATTENTION,
+        HEAD_NORMS,
+        GEMMA_NORMS,
+        GATED,
+        GEMMA_INPUTS,
+        &[
+            ("layer_scalar", "layer_output_scale.weight"),
+            ("router.proj", "ffn_gate_inp"),
+            ("router.scale", "ffn_gate_inp.scale"),
+            ("router.per_expert_scale", "ffn_down_exps.scale"),
+            ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+            ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+            ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        ],
+    ],
+    layout: Layout::Same,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-6, "head_dim": 256, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "vocab_size": 262_144, "sliding_window": 512,
+            "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
+            "hidden_activation": "gelu_pytorch_tanh"})
+    },
+    tied: true,
+    bias_flags: &["attention_bias"],
+    keys: gemma4::keys,
+    ..LLAMA
 };
 
 const FAMILIES: &[Family] = &[
@@ -355,39 +390,7 @@ const FAMILIES: &[Family] = &[
         keys: keys::gemma_embedding,
         ..LLAMA
     },
-    Family {
-        model_types: &["gemma4_text", "gemma4"],
-        classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
-        architecture: "gemma4",
-        activations: GELU_TANH,
-        parts: &[
-            ATTENTION,
-            HEAD_NORMS,
-            GEMMA_NORMS,
-            GATED,
-            GEMMA_INPUTS,
-            &[
-                ("layer_scalar", "layer_output_scale.weight"),
-                ("router.proj", "ffn_gate_inp"),
-                ("router.scale", "ffn_gate_inp.scale"),
-                ("router.per_expert_scale", "ffn_down_exps.scale"),
-                ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
-                ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
-                ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
-            ],
-        ],
-        layout: Layout::Same,
-        defaults: || {
-            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "num_attention_heads": 8,
-                "num_key_value_heads": 4, "vocab_size": 262_144, "sliding_window": 512,
-                "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
-                "hidden_activation": "gelu_pytorch_tanh"})
-        },
-        tied: true,
-        bias_flags: &["attention_bias"],
-        keys: gemma4::keys,
-        ..LLAMA
-    },
+    GEMMA4,
     Family {
         model_types: &["phi"],
         classes: &["PhiForCausalLM"],
@@ -706,8 +709,13 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
-        model_types: &["deepseek_v2", "deepseek_v3", "kimi_k2"],
-        classes: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+        model_types: &["deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"],
+        classes: &[
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "KimiK25ForConditionalGeneration",
+            "Kimi_K25ForConditionalGeneration",
+        ],
         architecture: "deepseek2",
         parts: &[LATENT, PRE_NORMS, GATED, SHARED_EXPERTS, SIGMOID_ROUTER],
         layout: Layout::Same,
@@ -777,8 +785,8 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
-        model_types: &["exaone4"],
-        classes: &["Exaone4ForCausalLM"],
+        model_types: &["exaone4", "exaone4_5"],
+        classes: &["Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"],
         architecture: "exaone4",
         parts: &[
             ATTENTION,
@@ -966,7 +974,7 @@ impl Family {
             }
         };
         let model_type = config.find_str("model_type")?;
-        let all = || FAMILIES.iter().chain(FURTHER);
+        let all = || FAMILIES.iter().chain(FURTHER).chain(LATER);
         let of_both = |family: &&Family| {
             let both = class.zip(model_type);
             both.is_some_and(|(class, model_type)| {
@@ -1015,6 +1023,11 @@ impl Family {
         if family.architecture == "exaone" {
             super::further::rename(config);
         }
+        match family.architecture {
+            "step35" => super::later::step35_config(config)?,
+            "bloom" => super::later::bloom_config(config),
+            _ => {}
+        }
         family.check_activation(config)?;
         if let Value::Object(defaults) = (family.defaults)() {
             for (key, value) in defaults {
@@ -1031,7 +1044,8 @@ impl Family {
 
     /// All families whose models have an architecture.
     pub(super) fn of_architecture(name: &str) -> impl Iterator<Item = &'static Family> {
-        let all = FAMILIES.iter().chain(FURTHER).chain([&NEMOTRON_H_EXPERTS]);
+        let all = FAMILIES.iter().chain(FURTHER).chain(LATER);
+        let all = all.chain([&NEMOTRON_H_EXPERTS]);
         all.filter(move |family| family.architecture == name)
     }
 

@@ -166,31 +166,24 @@ pub(super) const FURTHER: &[Family] = &[
         keys: latent::minicpm3,
         ..LLAMA
     },
+    BAILING_MOE_2,
     Family {
-        model_types: &["bailing_moe", "bailing_moe_v2"],
-        classes: &["BailingMoeV2ForCausalLM"],
-        architecture: "bailingmoe2",
-        parts: &[
-            &[
-                ("attention.query_key_value", "attn_qkv"),
-                ("attention.dense", "attn_output"),
-                ("attention.query_layernorm", "attn_q_norm"),
-                ("attention.key_layernorm", "attn_k_norm"),
-                ("mlp.gate", "ffn_gate_inp"),
-                ("mlp.gate.expert_bias", "exp_probs_b.bias"),
-            ],
-            PRE_NORMS,
-            GATED,
-            SHARED_EXPERTS,
-        ],
-        layout: Layout::Same,
+        model_types: &["sarvam_moe"],
+        // As transformers loads them.
+        classes: &["SarvamMoEForCausalLM", "Glm4MoeForCausalLM"],
         defaults: || {
-            json!({"rms_norm_eps": 1e-6, "num_shared_experts": 1, "n_group": 1, "topk_group": 1,
-                "routed_scaling_factor": 1.0, "norm_topk_prob": true, "first_k_dense_replace": 0})
+            json!({"rms_norm_eps": 1e-6, "n_shared_experts": 1, "num_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                "routed_scaling_factor": 2.5, "norm_topk_prob": true, "first_k_dense_replace": 1, "head_dim": 64,
+                "default_rope_theta": 8e6})
         },
-        bias_flags: &[],
-        keys: relatives::bailing_moe2,
-        ..LLAMA
+        keys: |k| match k.config.find("n_routed_experts") {
+            Some(_) => {
+                k.refuse("attention_bias")?;
+                relatives::glm4moe(k)
+            }
+            None => relatives::bailing_moe2(k),
+        },
+        ..BAILING_MOE_2
     },
     Family {
         model_types: &["solar_open"],
@@ -540,6 +533,33 @@ pub(super) const FURTHER: &[Family] = &[
         ..LLAMA
     },
 ];
+
+const BAILING_MOE_2: Family = Family {
+    model_types: &["bailing_moe", "bailing_moe_v2"],
+    classes: &["BailingMoeV2ForCausalLM"],
+    architecture: "bailingmoe2",
+    parts: &[
+        &[
+            ("attention.query_key_value", "attn_qkv"),
+            ("attention.dense", "attn_output"),
+            ("attention.query_layernorm", "attn_q_norm"),
+            ("attention.key_layernorm", "attn_k_norm"),
+            ("mlp.gate", "ffn_gate_inp"),
+            ("mlp.gate.expert_bias", "exp_probs_b.bias"),
+        ],
+        PRE_NORMS,
+        GATED,
+        SHARED_EXPERTS,
+    ],
+    layout: Layout::Same,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-6, "num_shared_experts": 1, "n_group": 1, "topk_group": 1,
+            "routed_scaling_factor": 1.0, "norm_topk_prob": true, "first_k_dense_replace": 0})
+    },
+    bias_flags: &[],
+    keys: relatives::bailing_moe2,
+    ..LLAMA
+};
 
 const MELLUM: Family = Family {
     model_types: &["mellum"],

@@ -109,9 +109,14 @@ fn global_heads(k: &Keys, windowed: &[bool]) -> Result<(u64, u64)> {
 /// The factors of a rotary embedding of which a share of a head's pairs turns, the first ones, with the
 /// frequencies of a whole head.
 pub(super) fn rope(k: &Keys, share: f64) -> Result<Vec<Tensor>> {
-    let last = k.n_layers - 1;
-    let windowed = k.windowed(|layer| layer != last && !(layer + 1).is_multiple_of(6))?;
-    let (head_dim, _) = global_heads(k, &windowed)?;
+    let head_dim = match k.architecture {
+        "gemma4" => {
+            let last = k.n_layers - 1;
+            let windowed = k.windowed(|layer| layer != last && !(layer + 1).is_multiple_of(6))?;
+            global_heads(k, &windowed)?.0
+        }
+        _ => k.head_dim,
+    };
     if head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(2) || share > 1.0 {
         fail!(
             InvalidModel,

@@ -40,6 +40,11 @@ impl Config {
         }
     }
 
+    /// Sets a value, whatever was there.
+    pub(super) fn set(&mut self, key: &str, value: Value) {
+        self.values.insert(key.to_owned(), value);
+    }
+
     fn typed<'a, T>(
         &'a self,
         key: &str,

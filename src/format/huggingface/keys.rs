@@ -348,6 +348,17 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
+    /// `Unsupported` if there is a number.
+    pub(super) fn refuse_number(&self, key: &str) -> Result<()> {
+        if let Some(number) = self.config.find_f32(key)? {
+            fail!(
+                Unsupported,
+                "config.json: {key} is {number}, which is not supported"
+            );
+        }
+        Ok(())
+    }
+
     /// Sets a key to a number of the config, if that is there.
     fn copy(&mut self, from: &str, to: &str) -> Result<()> {
         if let Some(number) = self.config.find_f32(from)? {
@@ -357,7 +368,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Sets the factor on the scores, if it is not the usual one.
-    fn attention_scale(&mut self) -> Result<()> {
+    pub(super) fn attention_scale(&mut self) -> Result<()> {
         let scalar = self.config.f32("query_pre_attn_scalar")?;
         if scalar != self.head_dim as f32 {
             self.set("attention.scale", 1.0 / scalar.sqrt());
@@ -383,7 +394,7 @@ impl<'a> Keys<'a> {
             Some("sliding_attention") => Ok(true),
             Some("full_attention") => Ok(false),
             // Which of the others a layer is, the family says.
-            Some("conv") if self.architecture.starts_with("lfm2") => Ok(false),
+            Some("conv") if self.architecture.starts_with("lfm") => Ok(false),
             Some("linear_attention") if self.architecture.starts_with("qwen3") => Ok(false),
             Some("linear_attention" | "mamba" | "attention")
                 if self.architecture == "granitehybrid" =>

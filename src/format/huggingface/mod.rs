@@ -5,7 +5,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `files` | which files there are, and what may be read |
-//! | `families`, `further` | the families: names, layout, defaults |
+//! | `families`, `further`, `later` | the families: names, layout, defaults |
 //! | `encoders`, `sentences` | encoders; what sentence-transformers has beside a model |
 //! | `json`, `keys`, `rope` | `config.json`, and the metadata that it becomes |
 //! | `tensors`, `experts` | the tensors by their new names |
@@ -30,6 +30,7 @@ mod gemma4;
 mod json;
 mod keys;
 mod latent;
+mod later;
 mod mamba1;
 mod mamba2;
 mod mxfp4;

@@ -195,7 +195,11 @@ fn scaling(keys: &mut Keys, rope: &Rope, theta: f64, n_rotated: u64) -> Result<V
             Ok(Vec::new())
         }
         "llama3" => {
-            let factors = llama3(rope, theta, n_rotated)?;
+            let mut factors = llama3(rope, theta, n_rotated)?;
+            if keys.architecture == "step35" {
+                // As its files have them: of a whole head, of which a half is rotated.
+                factors.resize(keys.head_dim as usize / 2, 1.0);
+            }
             let dims = vec![factors.len()];
             Ok(vec![small("rope_freqs.weight", dims, &factors)?])
         }

@@ -23,6 +23,7 @@ pub(super) const TOP: &[(&str, &str)] = &[
     ("embeddings", "token_embd"),
     ("embed_in", "token_embd"),
     ("word_embeddings", "token_embd"),
+    ("word_embeddings_layernorm", "token_embd_norm"),
     ("wte", "token_embd"),
     ("wpe", "position_embd"),
     ("norm", "output_norm"),
@@ -89,13 +90,16 @@ const PREFIXES: [&str; 5] = [
     "gpt_neox.",
 ];
 /// Parts of a model that are none of the text part: it sees or hears.
-const OTHER_PARTS: [&str; 7] = [
+const OTHER_PARTS: [&str; 10] = [
     "audio_tower.",
     "embed_audio.",
     "embed_vision.",
     "vision_tower.",
     "vision_model.",
+    "vision_embedder.",
     "multi_modal_projector.",
+    "mm_projector.",
+    "vit_large_projector.",
     "visual.",
 ];
 /// Constants that old files have stored, and scales of what is not quantized here.
@@ -516,8 +520,8 @@ impl<'a> Folder<'a> {
         let (stem, end) = gguf.rsplit_once('.').unwrap_or((gguf, ""));
         let own = match (self.family.architecture, stem) {
             ("gpt2" | "starcoder", "token_embd") => "wte",
-            ("gpt2" | "starcoder" | "falcon", "output_norm") => "ln_f",
-            ("falcon" | "bailingmoe2", "token_embd") => "word_embeddings",
+            ("gpt2" | "starcoder" | "falcon" | "bloom", "output_norm") => "ln_f",
+            ("falcon" | "bailingmoe2" | "bloom", "token_embd") => "word_embeddings",
             ("gptneox", "token_embd") => "embed_in",
             ("gptneox", "output_norm") => "final_layer_norm",
             ("gptneox", "output") => "embed_out",
@@ -543,7 +547,7 @@ impl<'a> Folder<'a> {
     /// All layers must have what the first one has, and a model what all models have.
     fn check_complete(&self, tensors: &HashMap<Arc<str>, Tensor>) -> Result<()> {
         let norm = match self.family.architecture {
-            "lfm2" | "lfm2moe" => Some("token_embd_norm.weight"),
+            "lfm2" | "lfm2moe" | "lfm3" => Some("token_embd_norm.weight"),
             // Its norms have no weights.
             "olmo" => None,
             _ => Some("output_norm.weight"),
@@ -602,7 +606,7 @@ impl<'a> Folder<'a> {
                         // Layers with and without a window differ in that.
                         "mimo2" => part.starts_with("attn_sinks."),
                         // Layers with different mixers; what each needs is checked with the network.
-                        "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe"
+                        "lfm2" | "lfm2moe" | "lfm3" | "qwen3next" | "qwen35" | "qwen35moe"
                         | "granitehybrid" | "jamba" => is_mixer(part),
                         // Layers that are one part each.
                         "nemotron_h" | "nemotron_h_moe" => !part.starts_with("attn_norm."),

@@ -103,6 +103,12 @@ impl Jobs {
                 to[i] = self.norm(norm)?;
             }
         }
+        if a.causal && a.slopes.is_some() {
+            fail!(
+                Unsupported,
+                "layer {layer}: scores that fall with the distance are not supported on a GPU in causal attention; they are on a CPU"
+            );
+        }
         let mut rotation = self.rotation(a.rope.as_ref(), a.temperature);
         if a.norm_after_rope {
             // A rotation leaves a head's mean square alone: what comes after it are the weights.

@@ -1,0 +1,503 @@
+//! Families that came later, as those of [`super::families`]: most are others with a norm or a window more.
+
+use super::families::{
+    ATTENTION, Family, GATED, GELU_TANH, GEMMA_NORMS, GEMMA4, HEAD_NORMS, LFM2, LLAMA, Layout,
+    PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
+};
+use super::json::{Config, wrong};
+use super::keys::{self, Keys};
+use super::relatives::leading_dense;
+use crate::error::{Result, fail};
+use crate::format::{Array, Value};
+use serde_json::{Value as Json, json};
+
+pub(super) const LATER: &[Family] = &[
+    // Its rope rotates neighbours, as in GGUF.
+    Family {
+        model_types: &["helium"],
+        classes: &["HeliumForCausalLM"],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-8, "head_dim": 128, "default_rope_theta": 1e5}),
+        // Of attention, not all parts have one then.
+        bias_flags: &["mlp_bias"],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["cwm"],
+        classes: &["CwmForCausalLM"],
+        defaults: || json!({"rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 8192, "default_rope_theta": 1e6}),
+        bias_flags: &["mlp_bias"],
+        keys: cwm,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["iquestcoder"],
+        classes: &["IQuestCoderForCausalLM", "LlamaForCausalLM"],
+        defaults: || json!({"rms_norm_eps": 1e-5, "head_dim": 128}),
+        keys: |k| {
+            k.refuse("use_sliding_window")?;
+            k.refuse_number("clip_qkv")
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["hyperclovax"],
+        classes: &["HyperCLOVAXForCausalLM"],
+        architecture: "hyperclovax",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            GATED,
+            &[
+                ("post_norm1", "post_attention_norm"),
+                ("post_norm2", "post_ffw_norm"),
+            ],
+        ],
+        defaults: || json!({"rms_norm_eps": 1e-6, "use_post_norm": true}),
+        keys: |k| {
+            keys::granite(k)?;
+            k.set("attention.post_norm", k.config.flag("use_post_norm")?);
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["vaultgemma"],
+        classes: &["VaultGemmaForCausalLM"],
+        architecture: "vaultgemma",
+        activations: GELU_TANH,
+        parts: &[
+            ATTENTION,
+            &[
+                ("input_layernorm", "attn_norm"),
+                ("pre_feedforward_layernorm", "ffn_norm"),
+            ],
+            GATED,
+        ],
+        layout: Layout::ShiftedNorms,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+                "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+                "hidden_activation": "gelu_pytorch_tanh"})
+        },
+        tied: true,
+        bias_flags: &["attention_bias"],
+        keys: keys::gemma2,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["lfm3"],
+        classes: &["Lfm3ForCausalLM"],
+        architecture: "lfm3",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            LFM2,
+            &[
+                ("self_attn.gate_proj", "attn_gate"),
+                ("self_attn.g_proj", "attn_gate"),
+                ("post_operator_norm", "post_attention_norm"),
+                ("post_ffn_norm", "post_ffw_norm"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"norm_eps": 1e-5, "conv_L_cache": 7, "head_dim": 128, "sliding_window": 256, "use_sandwich_norm": true,
+            "use_attention_gate": true, "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            }})
+        },
+        tied: true,
+        bias_flags: &["attention_bias", "conv_bias"],
+        keys: lfm3,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["step3p5", "step3p7"],
+        classes: &["Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"],
+        architecture: "step35",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            PRE_NORMS,
+            GATED,
+            SHARED_EXPERTS,
+            SIGMOID_ROUTER,
+            &[
+                ("self_attn.g_proj", "attn_gate"),
+                ("moe.gate", "ffn_gate_inp"),
+                ("moe.router_bias", "exp_probs_b.bias"),
+                ("moe.gate_proj", "ffn_gate_exps"),
+                ("moe.up_proj", "ffn_up_exps"),
+                ("moe.down_proj", "ffn_down_exps"),
+                ("share_expert.gate_proj", "ffn_gate_shexp"),
+                ("share_expert.up_proj", "ffn_up_shexp"),
+                ("share_expert.down_proj", "ffn_down_shexp"),
+            ],
+        ],
+        layout: Layout::ShiftedNorms,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8, "n_routed_experts": 288,
+                "num_experts_per_tok": 8, "moe_intermediate_size": 1280, "share_expert_dim": 1280,
+                "moe_router_scaling_factor": 1.0})
+        },
+        bias_flags: &["attention_bias", "mlp_bias"],
+        keys: step35,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["bloom"],
+        classes: &["BloomForCausalLM"],
+        architecture: "bloom",
+        parts: &[&[
+            ("input_layernorm", "attn_norm"),
+            ("post_attention_layernorm", "ffn_norm"),
+            ("self_attention.query_key_value", "attn_qkv"),
+            ("self_attention.dense", "attn_output"),
+            ("mlp.dense_h_to_4h", "ffn_up"),
+            ("mlp.dense_4h_to_h", "ffn_down"),
+        ]],
+        layout: Layout::GroupedHeads,
+        rope: false,
+        // Their positions have no end; they were trained for so many.
+        defaults: || json!({"layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048}),
+        tied: true,
+        bias_flags: &[],
+        keys: |k| {
+            let hidden = k.config.size(&["hidden_size"])?;
+            k.set("feed_forward_length", hidden.saturating_mul(4));
+            k.refuse("apply_residual_connection_post_layernorm")
+        },
+        ..LLAMA
+    },
+    // Without inputs of layers and experts.
+    Family {
+        model_types: &["gemma4_unified_text", "gemma4_unified"],
+        classes: &[
+            "Gemma4UnifiedForCausalLM",
+            "Gemma4UnifiedForConditionalGeneration",
+        ],
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            GEMMA_NORMS,
+            GATED,
+            &[("layer_scalar", "layer_output_scale.weight")],
+        ],
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "num_attention_heads": 8,
+                "num_key_value_heads": 4, "vocab_size": 262_144, "sliding_window": 1024,
+                "max_position_embeddings": 262_144, "default_rope_theta": 1e6,
+                "hidden_activation": "gelu_pytorch_tanh"})
+        },
+        ..GEMMA4
+    },
+];
+
+/// A Llama with windows in all layers but every fourth from the first one on.
+fn cwm(k: &mut Keys) -> Result<()> {
+    if k.config.find("rope_parameters").is_none() && k.config.find("rope_scaling").is_none() {
+        fail!(MissingKey, "config.json: key rope_parameters is missing");
+    }
+    let windowed = k.windowed(|layer| !layer.is_multiple_of(4))?;
+    k.set_windows(k.config.size(&["sliding_window"])?, windowed);
+    Ok(())
+}
+
+/// `Unsupported` if layers with a window, or those without, rotate by something else than `expected`: the kind of scaling, if only that
+/// is possible, and the share of a head.
+fn check_rope(k: &Keys, layers: &str, kind: Option<&str>, share: Option<f32>) -> Result<()> {
+    let parameters = k.config.nested("rope_parameters")?;
+    let own = match &parameters {
+        Some(parameters) => parameters.nested(layers)?,
+        None => None,
+    };
+    let Some(own) = own else {
+        fail!(
+            MissingKey,
+            "config.json: key {layers} of rope_parameters is missing"
+        );
+    };
+    let found = own.find_str("rope_type")?.unwrap_or("default");
+    if let Some(kind) = kind.filter(|kind| *kind != found) {
+        fail!(
+            Unsupported,
+            "config.json: rope_type of {layers} is {found:?}; only {kind:?} is supported"
+        );
+    }
+    let found = own.find_f32("partial_rotary_factor")?.unwrap_or(1.0);
+    if let Some(share) = share.filter(|share| *share != found) {
+        fail!(
+            Unsupported,
+            "config.json: partial_rotary_factor of {layers} is {found}; only {share} is supported"
+        );
+    }
+    Ok(())
+}
+
+/// LFM 3: convolutions, attention with a window and without.
+fn lfm3(k: &mut Keys) -> Result<()> {
+    let eps = k.config.f32("norm_eps")?;
+    k.set("attention.layer_norm_rms_epsilon", eps);
+    k.copy_size("conv_L_cache", "shortconv.l_cache")?;
+    k.set("attention.gated", k.config.flag("use_attention_gate")?);
+    k.set("attention.post_norm", k.config.flag("use_sandwich_norm")?);
+    // Which of the others are convolutions, the list alone says.
+    let windowed = k.windowed(|layer| layer > 0 && layer.is_multiple_of(4))?;
+    let attends: Vec<bool> = match k.config.find_array("layer_types")? {
+        Some(types) => types.iter().map(|ty| ty != "conv").collect(),
+        None => (0..k.n_layers)
+            .map(|layer| layer > 0 && layer.is_multiple_of(2))
+            .collect(),
+    };
+    let n_kv_heads = match k.config.find_size("num_key_value_heads")? {
+        Some(n) => n,
+        None => k.config.size(&["num_attention_heads"])?,
+    };
+    let heads = attends.iter().map(|attends| match *attends {
+        true => n_kv_heads as i64,
+        false => 0,
+    });
+    let heads = Value::Array(Array::I64(heads.collect()));
+    k.set("attention.head_count_kv", heads);
+    if windowed.contains(&true) {
+        check_rope(k, "sliding_attention", Some("default"), Some(1.0))?;
+        k.set_windows(k.config.size(&["sliding_window"])?, windowed);
+    }
+    k.set("rope.dimension_count_swa", k.head_dim);
+    Ok(())
+}
+
+/// Brings the config of Step 3.5 as it is published into the form that transformers writes.
+pub(super) fn step35_config(config: &mut Config) -> Result<()> {
+    const TYPES: &str = "layer_types";
+    const OTHERS: &str = "attention_other_setting";
+    const SPARSE: &str = "moe_layers_enum";
+    for (old, new) in [
+        ("num_attention_groups", "num_key_value_heads"),
+        ("moe_num_experts", "n_routed_experts"),
+        ("moe_top_k", "num_experts_per_tok"),
+        ("share_expert_dims", "share_expert_dim"),
+    ] {
+        if let Some(value) = config.find(old).cloned() {
+            config.set_default(new, value);
+        }
+    }
+    let n_layers = config.size(&["num_hidden_layers"])? as usize;
+    // These lists may have further layers, which guess tokens ahead.
+    for key in [
+        TYPES,
+        "mlp_layer_types",
+        "swiglu_limits",
+        "swiglu_limits_shared",
+    ] {
+        if let Some(list) = config.find_array(key)?
+            && list.len() > n_layers
+        {
+            let list = list[..n_layers].to_vec();
+            config.set(key, list.into());
+        }
+    }
+    let types: Vec<Json> = match config.find_array(TYPES)? {
+        Some(types) => types.clone(),
+        None => vec!["full_attention".into(); n_layers],
+    };
+    if let Some(others) = config.nested(OTHERS)? {
+        if let Some(groups) = others.find("num_attention_groups")
+            && config.find("num_key_value_heads") != Some(groups)
+        {
+            fail!(
+                Unsupported,
+                "config.json: {OTHERS} has other num_attention_groups, which is not supported"
+            );
+        }
+        if let Some(heads) = others.find("num_attention_heads") {
+            config.set_default("num_sliding_attention_heads", heads.clone());
+        }
+    }
+    if let Some(sparse) = config.find(SPARSE)
+        && config.find("mlp_layer_types").is_none()
+    {
+        let number = |number: &str| number.trim().parse::<usize>().ok();
+        let sparse: Option<Vec<usize>> = match sparse {
+            Json::String(list) => list.split(',').map(number).collect(),
+            Json::Array(list) => list.iter().map(|v| Some(v.as_u64()? as usize)).collect(),
+            _ => None,
+        };
+        let Some(sparse) = sparse else {
+            return Err(wrong(
+                SPARSE,
+                &config.find(SPARSE).cloned().into(),
+                "a list of layers",
+            ));
+        };
+        let of_layer = |layer| match sparse.contains(&layer) {
+            true => "sparse",
+            false => "dense",
+        };
+        let kinds: Vec<&str> = (0..n_layers).map(of_layer).collect();
+        config.set("mlp_layer_types", json!(kinds));
+    }
+    let theta = config.find("rope_theta").cloned();
+    let shares = config.find_array("partial_rotary_factors")?.cloned();
+    let Some(theta) = theta else {
+        return Ok(());
+    };
+    // Whatever of these is a list has a number for each layer.
+    let mut by_kind = serde_json::Map::new();
+    for kind in ["full_attention", "sliding_attention"] {
+        let Some(first) = types.iter().position(|ty| ty == kind) else {
+            continue;
+        };
+        let of_layer = |list: &[Json], key: &str| match list.get(first) {
+            Some(value) => Ok(value.clone()),
+            None => Err(wrong(key, &list.to_vec().into(), "a number for each layer")),
+        };
+        for (layer, ty) in types.iter().enumerate() {
+            let differs = |list: &[Json]| list.get(layer) != list.get(first);
+            if ty == kind
+                && (theta.as_array().is_some_and(|list| differs(list))
+                    || shares.as_ref().is_some_and(|list| differs(list)))
+            {
+                fail!(
+                    Unsupported,
+                    "config.json: rope_theta or partial_rotary_factors of layer {layer} differ from those of layer {first}, which is of its kind"
+                );
+            }
+        }
+        let mut own = match (kind, config.find_object("rope_scaling")?) {
+            ("full_attention", Some(scaling)) => scaling.clone(),
+            _ => serde_json::Map::new(),
+        };
+        let theta = match &theta {
+            Json::Array(list) => of_layer(list, "rope_theta")?,
+            one => one.clone(),
+        };
+        own.insert("rope_theta".into(), theta);
+        if let Some(shares) = &shares {
+            let share = of_layer(shares, "partial_rotary_factors")?;
+            own.insert("partial_rotary_factor".into(), share);
+        }
+        by_kind.insert(kind.into(), own.into());
+    }
+    config.set("rope_theta", Json::Null);
+    config.set_default("rope_parameters", by_kind.into());
+    Ok(())
+}
+
+/// Sets the width that the first configs of BLOOM have by another name.
+pub(super) fn bloom_config(config: &mut Config) {
+    for old in ["n_embed", "n_embd"] {
+        if let Some(width) = config.find(old).cloned() {
+            config.set_default("hidden_size", width);
+        }
+    }
+}
+
+/// Step 3.5 and 3.7.
+fn step35(k: &mut Keys) -> Result<()> {
+    const HEADS: &str = "per_layer_config";
+    k.copy_size("n_routed_experts", "expert_count")?;
+    k.copy_size("num_experts_per_tok", "expert_used_count")?;
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    k.copy_size("share_expert_dim", "expert_shared_feed_forward_length")?;
+    let scale = k.config.f32("moe_router_scaling_factor")?;
+    k.set("expert_weights_scale", scale);
+    k.set("expert_weights_norm", true);
+    k.set("expert_gating_func", 2u32);
+    let dense = match k.config.find("mlp_layer_types") {
+        Some(_) => leading_dense(k)?,
+        None => 3.min(k.n_layers),
+    };
+    k.set("leading_dense_block_count", dense);
+    for (key, only) in [
+        ("gating", [json!(true), json!("per-head")]),
+        ("use_head_wise_attn_gate", [json!(true), json!(true)]),
+        ("norm_expert_weight", [json!(true), json!(true)]),
+        (
+            "moe_router_activation",
+            [json!("sigmoid"), json!("sigmoid")],
+        ),
+    ] {
+        if let Some(value) = k.config.find(key).filter(|value| !only.contains(value)) {
+            fail!(
+                Unsupported,
+                "config.json: {key} is {value}; only {} is supported",
+                only[0]
+            );
+        }
+    }
+    k.refuse("use_bidirectional_attention")?;
+    if k.config.find("sparse_attention_config").is_some() {
+        fail!(
+            Unsupported,
+            "config.json: sparse_attention_config is set, which is not supported"
+        );
+    }
+    if k.config.find("query_pre_attn_scalar").is_some() {
+        k.attention_scale()?;
+    }
+    let windowed = k.windowed(|_| false)?;
+    let heads = k.config.size(&["num_attention_heads"])?;
+    let own = k.config.find_object(HEADS)?;
+    let of_windowed = k.config.find_size("num_sliding_attention_heads")?;
+    let mut of_layers = Vec::new();
+    for (layer, windowed) in windowed.iter().enumerate() {
+        let usual = match *windowed {
+            true => of_windowed.unwrap_or(heads),
+            false => heads,
+        };
+        let own = own.and_then(|layers| layers.get(&layer.to_string()));
+        let own = own.and_then(Json::as_object);
+        let found = own.and_then(|own| own.get("num_attention_heads"));
+        let found = match found {
+            None => usual,
+            Some(value) => match value.as_u64().filter(|n| (1..1 << 31).contains(n)) {
+                Some(heads) => heads,
+                None => return Err(wrong(HEADS, value, "a number of heads")),
+            },
+        };
+        if let Some(key) = own.and_then(|own| own.keys().find(|key| *key != "num_attention_heads"))
+        {
+            fail!(
+                Unsupported,
+                "config.json: {HEADS} has {key} of layer {layer}, which is not supported"
+            );
+        }
+        of_layers.push(found as i64);
+    }
+    k.set("attention.head_count", Value::Array(Array::I64(of_layers)));
+    let kv_heads = k.config.size(&["num_key_value_heads"])? as i64;
+    let kv_heads = Value::Array(Array::I64(vec![kv_heads; windowed.len()]));
+    k.set("attention.head_count_kv", kv_heads);
+    for (kind, share) in [("full_attention", 0.5), ("sliding_attention", 1.0)] {
+        if windowed.contains(&(kind == "sliding_attention")) {
+            let only = (share == 1.0).then_some("default");
+            check_rope(k, kind, only, Some(share))?;
+        }
+    }
+    // Files have that of a whole head.
+    k.set("rope.dimension_count", k.head_dim);
+    let window = k.config.find_size("sliding_window")?;
+    let window = window.unwrap_or(k.config.size(&["max_position_embeddings"])?);
+    k.set_windows(window, windowed);
+    for (from, to) in [
+        ("swiglu_limits", "swiglu_clamp_exp"),
+        ("swiglu_limits_shared", "swiglu_clamp_shexp"),
+    ] {
+        let Some(list) = k.config.find_array(from)? else {
+            continue;
+        };
+        let limit = |value: &Json| match value {
+            Json::Null => Some(0.0),
+            number => Some(number.as_f64()? as f32),
+        };
+        let limits: Option<Vec<f32>> = list.iter().map(limit).collect();
+        match limits {
+            Some(limits) => k.set(to, Value::Array(Array::F32(limits))),
+            None => return Err(wrong(from, &list.clone().into(), "a list of numbers")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! `bloom` and `mpt`: decoders whose scores fall with the distance, with Layer norms and feed-forward parts without a gate. BLOOM has biases
+//! everywhere, and a norm of the embedding. MPT has neither, and may have learned positions instead.
+
+use super::bert::slopes;
+use super::decoder::Decoder;
+use super::{Activation, Network, NormKind};
+use crate::error::Result;
+use crate::format::ModelFile;
+
+pub(super) fn bloom(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "bloom", NormKind::Layer)?;
+    d.require(&["attn_norm.bias", "attn_output.bias", "ffn_norm.bias"])?;
+    d.require(&["ffn_up.bias", "ffn_down.bias"])?;
+    for name in ["output_norm.bias", "token_embd_norm.bias"] {
+        file.tensor(name)?;
+    }
+    let slopes = slopes(d.n_heads, 8.0);
+    let norm = d
+        .source
+        .norm("token_embd_norm", d.hidden, NormKind::Layer, d.eps)?;
+    let network = d.network(|i| {
+        let mut attention = d.attention(i, None)?;
+        attention.slopes = Some(slopes.clone());
+        d.pre_norm_block(i, attention, d.plain(i, Activation::GeluTanh)?)
+    })?;
+    Ok(Network {
+        embedding_norm: Some(norm),
+        ..network
+    })
+}
+
+pub(super) fn mpt(file: &ModelFile) -> Result<Network> {
+    const MOST: &str = "attention.max_alibi_bias";
+    let d = Decoder::read(file, "mpt", NormKind::Layer)?;
+    // 0 stands for learned positions.
+    let slopes = match d.source.find::<f32>(MOST)? {
+        Some(0.0) => None,
+        _ => Some(slopes(d.n_heads, f64::from(d.source.positive(MOST)?))),
+    };
+    let network = d.network(|i| {
+        let mut attention = d.attention(i, None)?;
+        attention.slopes = slopes.clone();
+        d.pre_norm_block(i, attention, d.plain(i, Activation::Gelu)?)
+    })?;
+    let positions = match slopes {
+        Some(_) => None,
+        None => {
+            let name = "position_embd.weight";
+            Some(d.source.matrix(name, d.hidden, d.context_length)?)
+        }
+    };
+    Ok(Network {
+        positions,
+        ..network
+    })
+}
