@@ -43,11 +43,14 @@ mod mellum;
 mod mimo2;
 mod minimax_m2;
 mod mistral3;
+mod muse_glimmer;
+mod nanochat;
 mod nemotron;
 mod nemotron_h;
 mod network;
 mod olmo;
 mod olmo2;
+mod olmo_hybrid;
 mod olmoe;
 mod part;
 mod phi2;
@@ -119,6 +122,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("exaone-moe", exaone4::experts),
     ("falcon", falcon::describe),
     ("falcon-h1", falcon_h1::describe),
+    ("flex_olmo", olmo2::experts),
     ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
@@ -160,6 +164,8 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("modern-bert", bert::modern_bert),
     ("mistral4", deepseek2::mistral4),
     ("mpt", bloom::mpt),
+    ("muse-glimmer", muse_glimmer::describe),
+    ("nanochat", nanochat::describe),
     ("nemotron", nemotron::describe),
     ("nemotron_h", nemotron_h::describe),
     ("nemotron_h_moe", nemotron_h::experts),
@@ -167,6 +173,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("nomic-bert-moe", bert::nomic_bert_experts),
     ("olmo", olmo::describe),
     ("olmo2", olmo2::describe),
+    ("olmo_hybrid", olmo_hybrid::describe),
     ("olmoe", olmoe::describe),
     ("orion", stablelm::orion),
     ("pangu-embedded", qwen2::pangu),

@@ -595,7 +595,7 @@ pub struct ShortConv {
 /// convolution and then SiLU. With `q`, `k` and `v` of a head from its result:
 /// - `q` and `k` are divided by their lengths, `x / sqrt(sum(x^2) + 1e-6)`, and `q` by
 ///   `sqrt(key_dim)`;
-/// - `g = exp(decay * softplus(a(y) + dt_bias))` and `beta = sigmoid(b(y))`, a number per value head;
+/// - `g = exp(decay * softplus(a(y) + dt_bias))` and `beta = beta_scale * sigmoid(b(y))`, a number per value head;
 /// - its matrix `S`, `[value_dim][key_dim]`, becomes `S = g * S`, then
 ///   `S = S + beta * (v - S k) k^T`;
 /// - `o = S q`, and the head's result is `norm(o) * silu(z)`, `z` being its part of `z(y)`.
@@ -623,6 +623,8 @@ pub struct DeltaNet {
     pub z: Linear,
     /// Where `b(y)` and `a(y)` come from.
     pub steps: DeltaSteps,
+    /// Factor on `beta`: 1 or 2, with which eigenvalues of a step may be negative.
+    pub beta_scale: f32,
     /// Over the channels of q, k and v.
     pub conv: Conv,
     /// A number below 0 per value head, `-exp(A_log)`.

@@ -68,7 +68,7 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
 }
 
 /// Which layers are recurrent: by a flag for each, or all but every so many-th.
-fn recurrent(d: &Decoder) -> Result<Vec<bool>> {
+pub(super) fn recurrent(d: &Decoder) -> Result<Vec<bool>> {
     let source = &d.source;
     let key = source.key(RECURRENT);
     if let Some(Value::Array(_)) = source.file.metadata.get(&key) {
@@ -102,7 +102,7 @@ fn attention(d: &Decoder, layer: usize, rope: &Rope) -> Result<Attention> {
 }
 
 /// Sizes of the delta nets of all layers.
-struct Sizes {
+pub(super) struct Sizes {
     n_key_heads: usize,
     n_value_heads: usize,
     tiled: bool,
@@ -116,7 +116,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn read(d: &Decoder) -> Result<Sizes> {
+    pub(super) fn read(d: &Decoder) -> Result<Sizes> {
         let source = &d.source;
         let n_key_heads = source.size(KEY_HEADS)?;
         let n_value_heads = source.size(VALUE_HEADS)?;
@@ -147,7 +147,7 @@ impl Sizes {
             n_key_heads,
             n_value_heads,
             // Converters order the heads so, but for the oldest of these architectures.
-            tiled: source.architecture() != "qwen3next",
+            tiled: !matches!(source.architecture(), "qwen3next" | "olmo_hybrid"),
             key_dim,
             value_dim: values / n_value_heads,
             width,
@@ -157,7 +157,7 @@ impl Sizes {
         })
     }
 
-    fn delta_net(&self, d: &Decoder, layer: usize) -> Result<DeltaNet> {
+    pub(super) fn delta_net(&self, d: &Decoder, layer: usize) -> Result<DeltaNet> {
         let (source, hidden) = (&d.source, d.hidden);
         let name = |part: &str| format!("blk.{layer}.{part}");
         let old = name("ssm_in");
@@ -170,7 +170,10 @@ impl Sizes {
             );
         }
         let lens = [self.keys, self.keys, self.values];
-        let [q, k, v]: [Linear; 3] = source.fused(&name("attn_qkv"), hidden, lens, None)?;
+        let [q, k, v]: [Linear; 3] = match source.architecture() {
+            "olmo_hybrid" => d.qkv(layer, lens)?,
+            _ => source.fused(&name("attn_qkv"), hidden, lens, None)?,
+        };
         let heads = self.n_value_heads;
         Ok(DeltaNet {
             n_key_heads: self.n_key_heads,
@@ -191,6 +194,7 @@ impl Sizes {
                     a: source.linear(&name("ssm_alpha"), hidden, heads)?,
                 },
             },
+            beta_scale: 1.0,
             conv: source.conv(&name("ssm_conv1d"), self.channels, self.width)?,
             decay: source.vector(&name("ssm_a"), heads)?,
             dt_bias: source.vector(&name("ssm_dt.bias"), heads)?,

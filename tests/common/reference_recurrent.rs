@@ -31,7 +31,7 @@ pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
             let k = unit(&k[of_key]);
             let v = &v[h * m.value_dim..][..m.value_dim];
             let g = (decay[h] * softplus(a[p][h] + dt_bias[h])).exp();
-            let beta = sigmoid(b[p][h]);
+            let beta = f64::from(m.beta_scale) * sigmoid(b[p][h]);
             let mut o = Vec::new();
             for (s, v) in state.iter_mut().zip(v) {
                 s.iter_mut().for_each(|s| *s *= g);

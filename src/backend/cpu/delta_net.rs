@@ -29,6 +29,7 @@ pub(super) struct DeltaNetLayer {
     steps: Vec<Product>,
     /// The biases of these, one behind the other.
     step_bias: Vec<f32>,
+    beta_scale: f32,
     /// Of each value head: its key head, and where its numbers are among those of `steps`.
     heads: Vec<Head>,
     conv: Convolution,
@@ -86,6 +87,7 @@ impl DeltaNetLayer {
             z: product(&m.z, isa)?,
             steps,
             step_bias,
+            beta_scale: m.beta_scale,
             heads: heads.collect(),
             conv: Convolution::new(&m.conv)?,
             decay: floats(&m.decay, "the decay of a delta net")?,
@@ -182,7 +184,7 @@ impl DeltaNetLayer {
                 let steps = &*b.steps.part(t * s.steps, 2 * self.n_value_heads);
                 unit(isa, q, scale, &mut queries[..key_dim]);
                 unit(isa, k, 1.0, keys);
-                let beta = sigmoid(steps[of.b] + self.step_bias[of.b]);
+                let beta = self.beta_scale * sigmoid(steps[of.b] + self.step_bias[of.b]);
                 let dt = steps[of.a] + self.step_bias[of.a] + self.dt_bias[head];
                 let gate = (self.decay[head] * softplus(dt)).exp();
                 delta_step(isa, state, keys, &queries[..key_dim], v, gate, beta);

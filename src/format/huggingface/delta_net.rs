@@ -54,6 +54,28 @@ pub(super) fn dense(k: &mut Keys) -> Result<()> {
     Ok(())
 }
 
+/// Of OLMo Hybrid, whose heads are as many of all kinds, and whose layers may not rotate.
+pub(super) fn olmo_hybrid(k: &mut Keys) -> Result<()> {
+    dense(k)?;
+    let sizes = Sizes::read(k.config)?;
+    if sizes.group != 1 {
+        fail!(
+            Unsupported,
+            "config.json: linear_num_value_heads is {}, which is not linear_num_key_heads; they must be the same",
+            sizes.n_key_heads * sizes.group
+        );
+    }
+    k.set(
+        "ssm.doubled_steps",
+        k.config.flag("linear_allow_neg_eigval")?,
+    );
+    let parameters = k.config.nested("rope_parameters")?;
+    let theta = |config: &Config| config.find("rope_theta").is_some();
+    let rotates = parameters.as_ref().is_some_and(theta) || theta(k.config);
+    k.set("attention.rotates", rotates);
+    Ok(())
+}
+
 /// Sets the keys of a family with experts.
 pub(super) fn experts(k: &mut Keys) -> Result<()> {
     qwen_experts(k)?;
@@ -104,7 +126,9 @@ impl Sizes {
     /// Those of a family that has delta nets.
     pub(super) fn find(keys: &Keys) -> Result<Option<Sizes>> {
         match keys.architecture {
-            "qwen3next" | "qwen35" | "qwen35moe" => Sizes::read(keys.config).map(Some),
+            "qwen3next" | "qwen35" | "qwen35moe" | "olmo_hybrid" => {
+                Sizes::read(keys.config).map(Some)
+            }
             _ => Ok(None),
         }
     }
@@ -112,7 +136,7 @@ impl Sizes {
     /// Rows of value heads, `rows` of each, from row `first` on in GGUF's order.
     fn heads(&self, folder: &Folder, first: usize, rows: usize) -> Order {
         match folder.architecture() {
-            "qwen3next" => Order::Same,
+            "qwen3next" | "olmo_hybrid" => Order::Same,
             _ => Order::Tiled {
                 first,
                 rows,
@@ -166,6 +190,12 @@ impl Sizes {
             "in_proj_qkv.weight" => {
                 vec![("attn_qkv.weight", matrix(behind_keys, 2 * keys + values)?)]
             }
+            "q_proj.weight" => vec![("attn_q.weight", matrix(Order::Same, keys)?)],
+            "k_proj.weight" => vec![("attn_k.weight", matrix(Order::Same, keys)?)],
+            "v_proj.weight" => vec![("attn_v.weight", matrix(of_values, values)?)],
+            "g_proj.weight" => vec![("attn_gate.weight", matrix(of_values, values)?)],
+            "b_proj.weight" => vec![("ssm_beta.weight", matrix(of_a_head, heads)?)],
+            "a_proj.weight" => vec![("ssm_alpha.weight", matrix(of_a_head, heads)?)],
             "in_proj_z.weight" => vec![("attn_gate.weight", matrix(of_values, values)?)],
             "in_proj_qkvz.weight" => {
                 let apart = Order::Apart {
@@ -189,7 +219,7 @@ impl Sizes {
             "in_proj_a.weight" => vec![("ssm_alpha.weight", matrix(of_a_head, heads)?)],
             "A_log" => vec![("ssm_a", vector(of_a_head, |x| -f64::from(x).exp() as f32)?)],
             "dt_bias" => vec![("ssm_dt.bias", vector(of_a_head, |x| x)?)],
-            "norm.weight" => vec![(
+            "norm.weight" | "o_norm.weight" => vec![(
                 "ssm_norm.weight",
                 small(&stored.name, stored.dims()?, &stored.values()?)?,
             )],
@@ -209,7 +239,25 @@ impl Sizes {
                     small(&stored.name, vec![width, channels], &taps)?,
                 )]
             }
-            "out_proj.weight" => {
+            // Of queries, keys and values apart, which belong together in this order.
+            "k_conv1d.weight" | "v_conv1d.weight" => Vec::new(),
+            "q_conv1d.weight" => {
+                let mut taps = stored.values()?;
+                for part in ["k_conv1d", "v_conv1d"] {
+                    let name = stored.name.replace("q_conv1d", part);
+                    taps.extend(folder.partner(stored, &name)?.values()?);
+                }
+                let (channels, width) = (2 * keys + values, stored.shape.last());
+                let width = width.copied().unwrap_or(1);
+                if channels * width != taps.len() {
+                    return Err(misshapen(stored, channels));
+                }
+                vec![(
+                    "ssm_conv1d.weight",
+                    small(&stored.name, vec![width, channels], &taps)?,
+                )]
+            }
+            "out_proj.weight" | "o_proj.weight" => {
                 let tensor = folder.matrix(stored)?;
                 vec![("ssm_out.weight", self.columns(tensor, of_a_head)?)]
             }

@@ -395,7 +395,11 @@ impl<'a> Keys<'a> {
             Some("full_attention") => Ok(false),
             // Which of the others a layer is, the family says.
             Some("conv") if self.architecture.starts_with("lfm") => Ok(false),
-            Some("linear_attention") if self.architecture.starts_with("qwen3") => Ok(false),
+            Some("linear_attention")
+                if self.architecture.starts_with("qwen3") || self.architecture == "olmo_hybrid" =>
+            {
+                Ok(false)
+            }
             Some("linear_attention" | "mamba" | "attention")
                 if self.architecture == "granitehybrid" =>
             {

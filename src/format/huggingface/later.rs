@@ -1,5 +1,6 @@
 //! Families that came later, as those of [`super::families`]: most are others with a norm or a window more.
 
+use super::delta_net;
 use super::families::{
     ATTENTION, Family, GATED, GELU_TANH, GEMMA_NORMS, GEMMA4, HEAD_NORMS, LFM2, LLAMA, Layout,
     PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
@@ -7,8 +8,10 @@ use super::families::{
 use super::json::{Config, wrong};
 use super::keys::{self, Keys};
 use super::relatives::leading_dense;
-use crate::error::{Result, fail};
-use crate::format::{Array, Value};
+use super::stored::small;
+use super::windowed::rotated_by_base;
+use crate::error::{Result, fail, try_vec};
+use crate::format::{Array, Tensor, Value};
 use serde_json::{Value as Json, json};
 
 pub(super) const LATER: &[Family] = &[
@@ -169,6 +172,89 @@ pub(super) const LATER: &[Family] = &[
             k.set("feed_forward_length", hidden.saturating_mul(4));
             k.refuse("apply_residual_connection_post_layernorm")
         },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["muse_glimmer_text", "muse_glimmer"],
+        classes: &[
+            "MuseGlimmerForCausalLM",
+            "MuseGlimmerForConditionalGeneration",
+        ],
+        architecture: "muse-glimmer",
+        parts: &[
+            ATTENTION,
+            GEMMA_NORMS,
+            GATED,
+            &[("self_attn.gate_proj", "attn_gate")],
+        ],
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 2048, "final_logit_softcapping": 20.0,
+                "qk_scale_factor": 3.87, "output_multiplier": 0.196_116_135_138_184_04, "post_norm_eps": 1e-8})
+        },
+        bias_flags: &["attention_bias"],
+        keys: muse_glimmer,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["nanochat"],
+        classes: &["NanoChatForCausalLM"],
+        architecture: "nanochat",
+        activations: &["relu2"],
+        parts: &[ATTENTION, &[("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down")]],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "hidden_act": "relu2"}),
+        bias_flags: &["attention_bias"],
+        keys: |k| {
+            let cap = k.config.f32("final_logit_softcapping")?;
+            k.set("final_logit_softcapping", cap);
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["flex_olmo"],
+        classes: &["FlexOlmoForCausalLM"],
+        architecture: "flex_olmo",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("post_feedforward_layernorm", "post_ffw_norm"),
+                ("mlp.gate", "ffn_gate_inp"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "default_rope_theta": 5e5, "num_experts": 7, "num_experts_per_tok": 5}),
+        bias_flags: &["attention_bias"],
+        keys: |k| {
+            k.refuse_number("clip_qkv")?;
+            keys::experts(k)?;
+            k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["olmo_hybrid"],
+        classes: &["OlmoHybridForCausalLM"],
+        architecture: "olmo_hybrid",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            GATED,
+            &[
+                ("input_layernorm", "attn_norm"),
+                ("attention_layer_norm", "attn_norm"),
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("feedforward_layer_norm", "post_attention_norm"),
+                ("post_feedforward_layernorm", "post_ffw_norm"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": true}),
+        bias_flags: &["attention_bias"],
+        keys: delta_net::olmo_hybrid,
         ..LLAMA
     },
     // Without inputs of layers and experts.
@@ -393,6 +479,48 @@ pub(super) fn bloom_config(config: &mut Config) {
             config.set_default("hidden_size", width);
         }
     }
+}
+
+/// Muse Glimmer, whose layers with a window rotate, which are all but every fourth, counted from the last one.
+fn muse_glimmer(k: &mut Keys) -> Result<()> {
+    let last = k.n_layers - 1;
+    let windowed = k.windowed(|layer| !(last - layer).is_multiple_of(4))?;
+    let rotated = rotated_by_base(k)?;
+    if rotated.is_some_and(|rotated| rotated != windowed) {
+        fail!(
+            Unsupported,
+            "config.json: layer_rope_theta has other layers that rotate than those with a window, which is not supported"
+        );
+    }
+    let eps = k.config.f32("post_norm_eps")?;
+    if eps != 1e-8 {
+        fail!(
+            Unsupported,
+            "config.json: post_norm_eps is {eps}; only 1e-8 is supported"
+        );
+    }
+    k.set_windows(k.config.size(&["sliding_window"])?, windowed);
+    k.set("logit_scale", k.config.f32("output_multiplier")?);
+    let cap = k.config.f32("final_logit_softcapping")?;
+    k.set("final_logit_softcapping", cap);
+    Ok(())
+}
+
+/// Tensors that a file has of what a config says: norms of queries and keys, whose weights are the factor on queries, and 1.
+pub(super) fn made(k: &Keys) -> Result<Vec<Tensor>> {
+    if k.architecture != "muse-glimmer" {
+        return Ok(Vec::new());
+    }
+    let factor = k.config.f32("qk_scale_factor")?;
+    let mut made = Vec::new();
+    for layer in 0..k.n_layers {
+        for (part, weight) in [("q", factor), ("k", 1.0)] {
+            let name = format!("blk.{layer}.attn_{part}_norm.weight");
+            let weights = try_vec(k.head_dim as usize, weight, "the weights of a norm")?;
+            made.push(small(&name, vec![weights.len()], &weights)?);
+        }
+    }
+    Ok(made)
 }
 
 /// Step 3.5 and 3.7.

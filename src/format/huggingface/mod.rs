@@ -169,7 +169,7 @@ fn describe(
         keys.set("block_count", n_layers + heads);
         keys.set("nextn_predict_layers", heads);
     }
-    for tensor in rope {
+    for tensor in rope.into_iter().chain(later::made(&keys)?) {
         tensors.insert(Arc::clone(&tensor.name), tensor);
     }
     Ok(keys.file(tensors))

@@ -90,13 +90,15 @@ const PREFIXES: [&str; 5] = [
     "gpt_neox.",
 ];
 /// Parts of a model that are none of the text part: it sees or hears.
-const OTHER_PARTS: [&str; 10] = [
+const OTHER_PARTS: [&str; 12] = [
     "audio_tower.",
     "embed_audio.",
     "embed_vision.",
     "vision_tower.",
     "vision_model.",
+    "vision_adapter.",
     "vision_embedder.",
+    "vision_projection.",
     "multi_modal_projector.",
     "mm_projector.",
     "vit_large_projector.",
@@ -406,7 +408,12 @@ impl<'a> Folder<'a> {
             if let Some(order) = order {
                 values = (0..values.len()).map(|i| values[order.source(i)]).collect();
             }
-            if self.family.layout == Layout::ShiftedNorms && name.ends_with("norm.weight") {
+            let shifted = match self.family.architecture {
+                // But for the last one.
+                "muse-glimmer" => name.starts_with("blk."),
+                _ => self.family.layout == Layout::ShiftedNorms,
+            };
+            if shifted && name.ends_with("norm.weight") {
                 values.iter_mut().for_each(|v| *v += 1.0);
             }
             return small(&stored.name, dims, &values);
@@ -549,7 +556,7 @@ impl<'a> Folder<'a> {
         let norm = match self.family.architecture {
             "lfm2" | "lfm2moe" | "lfm3" => Some("token_embd_norm.weight"),
             // Its norms have no weights.
-            "olmo" => None,
+            "olmo" | "nanochat" => None,
             _ => Some("output_norm.weight"),
         };
         let mut top = vec!["token_embd.weight"];
@@ -608,6 +615,12 @@ impl<'a> Folder<'a> {
                         // Layers with different mixers; what each needs is checked with the network.
                         "lfm2" | "lfm2moe" | "lfm3" | "qwen3next" | "qwen35" | "qwen35moe"
                         | "granitehybrid" | "jamba" => is_mixer(part),
+                        // Norms of layers that attend come behind parts.
+                        "olmo_hybrid" => {
+                            is_mixer(part)
+                                || part.starts_with("attn_norm.")
+                                || part.starts_with("post_ffw_norm.")
+                        }
                         // Layers that are one part each.
                         "nemotron_h" | "nemotron_h_moe" => !part.starts_with("attn_norm."),
                         _ => false,

@@ -71,7 +71,7 @@ pub(super) fn granite_shared(k: &mut Keys) -> Result<()> {
 }
 
 /// Which layers rotate by the base of each, which is 0 in those that don't. Sets that of the others.
-fn rotated_by_base(k: &mut Keys) -> Result<Option<Vec<bool>>> {
+pub(super) fn rotated_by_base(k: &mut Keys) -> Result<Option<Vec<bool>>> {
     const KEY: &str = "layer_rope_theta";
     let bases = per_layer(k, KEY, "a list of numbers, 0 or above", |base| {
         base.as_f64().filter(|base| (0.0..1e30).contains(base))

@@ -101,6 +101,12 @@ impl Jobs {
     ) -> Result<RecurrentPlan> {
         Jobs::check_conv(layer, &m.conv)?;
         Jobs::check_state(layer, shape)?;
+        if m.beta_scale != 1.0 {
+            fail!(
+                Unsupported,
+                "layer {layer}: a delta net with larger steps is not supported on a GPU; it is on a CPU"
+            );
+        }
         let state = self.fixed.add(shape);
         let group = m.n_value_heads / m.n_key_heads;
         let steps: Vec<Linear> = match &m.steps {
