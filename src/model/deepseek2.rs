@@ -92,7 +92,7 @@ fn is_glm_4_7_flash(d: &Decoder) -> Result<bool> {
 }
 
 /// Sizes that all layers share.
-struct Shape {
+pub(super) struct Shape {
     q_rank: Option<usize>,
     rank: usize,
     plain_dim: usize,
@@ -103,7 +103,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn read(d: &Decoder) -> Result<Shape> {
+    pub(super) fn read(d: &Decoder) -> Result<Shape> {
         const HEADS: &str = "attention.head_count";
         const RANK: &str = "attention.kv_lora_rank";
         const Q_RANK: &str = "attention.q_lora_rank";
@@ -146,7 +146,17 @@ impl Shape {
             true => RopePairing::Halves,
             false => RopePairing::Interleaved,
         };
-        let rope = rope::from_source(source, rotated, d.context_length, pairing, Ramp::Rounded)?;
+        let mut rope =
+            rope::from_source(source, rotated, d.context_length, pairing, Ramp::Rounded)?;
+        if source.architecture() == "kimi-linear" {
+            // What others rotate stands still.
+            rope = Rope {
+                inv_freq: rope.inv_freq.iter().map(|_| 0.0).collect(),
+                magnitude: 1.0,
+                pairing,
+                long: None,
+            };
+        }
         let scale = 1.0 / (head_dim as f64).sqrt() * rope::latent_factor(source)?.powi(2);
         Ok(Shape {
             q_rank,
@@ -159,7 +169,7 @@ impl Shape {
         })
     }
 
-    fn attention(&self, d: &Decoder, layer: usize) -> Result<LatentAttention> {
+    pub(super) fn attention(&self, d: &Decoder, layer: usize) -> Result<LatentAttention> {
         let (source, hidden, n_heads) = (&d.source, d.hidden, d.n_heads);
         let name = |part: &str| format!("blk.{layer}.{part}");
         let rotated = 2 * self.rope.inv_freq.len();

@@ -33,6 +33,7 @@ mod granite;
 mod hunyuan;
 mod hybrid;
 mod jamba;
+mod kimi_linear;
 mod laguna;
 mod lfm2;
 mod llama;
@@ -147,6 +148,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("jamba", jamba::describe),
     ("jina-bert-v2", bert::jina_bert_v2),
     ("jina-bert-v3", bert::jina_bert_v3),
+    ("kimi-linear", kimi_linear::describe),
     ("laguna", laguna::describe),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::experts),
@@ -202,7 +204,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
 
 impl Network {
     /// Describes the network in `file`, checking every key, shape and type that it uses. Reads no
-    /// tensor but the small `rope_freqs.weight`, queries and keys of Bamba, and what keys
+    /// tensor but the small `rope_freqs.weight`, queries and keys of Bamba, convolutions of Kimi Linear, and what keys
     /// and values of MiniCPM 3 come from.
     ///
     /// Errors: `Unsupported` names an unknown architecture or feature, or a tensor that the network

@@ -413,6 +413,7 @@ impl Mixer {
             Mixer::ShortConv(m) => vec![&m.b, &m.c, &m.x, &m.output],
             Mixer::DeltaNet(m) => {
                 let mut all = vec![&m.q, &m.k, &m.v, &m.z, &m.output];
+                all.extend(&m.z_short);
                 all.extend(m.steps.linears());
                 all
             }
@@ -598,7 +599,9 @@ pub struct ShortConv {
 /// - `g = exp(decay * softplus(a(y) + dt_bias))` and `beta = beta_scale * sigmoid(b(y))`, a number per value head;
 /// - its matrix `S`, `[value_dim][key_dim]`, becomes `S = g * S`, then
 ///   `S = S + beta * (v - S k) k^T`;
-/// - `o = S q`, and the head's result is `norm(o) * silu(z)`, `z` being its part of `z(y)`.
+/// - `o = S q`, and the head's result is `norm(o) * silu(z)`, `z` being its part of `z(y)`, or `norm(o) * sigmoid(z)`.
+///
+/// With [`DeltaSteps::Channels`], `g` has a number for each column of `S`, by which that is multiplied.
 ///
 /// The output is the product of the concatenated results.
 #[derive(Clone, Debug)]
@@ -621,6 +624,10 @@ pub struct DeltaNet {
     pub v: Linear,
     /// As `v`; the gate.
     pub z: Linear,
+    /// Where gates come by way of a shorter vector: its product with the input.
+    pub z_short: Option<Linear>,
+    /// Whether gates are factors by their sigmoid and not by their SiLU.
+    pub sigmoid_gate: bool,
     /// Where `b(y)` and `a(y)` come from.
     pub steps: DeltaSteps,
     /// Factor on `beta`: 1 or 2, with which eigenvalues of a step may be negative.
@@ -629,7 +636,7 @@ pub struct DeltaNet {
     pub conv: Conv,
     /// A number below 0 per value head, `-exp(A_log)`.
     pub decay: Tensor,
-    /// Of each value head.
+    /// As many as `a(y)` has.
     pub dt_bias: Tensor,
     /// Over `value_dim` elements of each head.
     pub norm: Norm,
@@ -802,7 +809,7 @@ impl DeltaNet {
     }
 }
 
-/// Matrices of two numbers per value head, `b(y)` and `a(y)`.
+/// Matrices of `b(y)` and `a(y)`, mostly two numbers per value head.
 #[derive(Clone, Debug)]
 pub enum DeltaSteps {
     /// A matrix for each, of `n_value_heads` x `hidden`.
@@ -815,16 +822,26 @@ pub enum DeltaSteps {
     /// One of `2 * n_value_heads` x `hidden`: for each key head the `b(y)` of its value heads, then their
     /// `a(y)`. Value heads are not tiled then.
     Together(Linear),
+    /// A number `b(y)` of each value head, and `a(y)` of each of its `key_dim` columns, by way of a shorter vector.
+    Channels {
+        /// Of `b(y)`.
+        b: Linear,
+        /// Of the shorter vector.
+        short: Linear,
+        /// From that to `a(y)`, `n_value_heads * key_dim` rows.
+        a: Linear,
+    },
 }
 
 impl DeltaSteps {
     /// The matrices.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let (first, second) = match self {
-            DeltaSteps::Apart { b, a } => (b, Some(a)),
-            DeltaSteps::Together(both) => (both, None),
+        let (first, others) = match self {
+            DeltaSteps::Apart { b, a } => (b, [Some(a), None]),
+            DeltaSteps::Together(both) => (both, [None; 2]),
+            DeltaSteps::Channels { b, short, a } => (b, [Some(short), Some(a)]),
         };
-        std::iter::once(first).chain(second)
+        std::iter::once(first).chain(others.into_iter().flatten())
     }
 }
 

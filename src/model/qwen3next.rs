@@ -185,6 +185,8 @@ impl Sizes {
             k,
             v,
             z: source.linear(&name("attn_gate"), hidden, self.values)?,
+            z_short: None,
+            sigmoid_gate: false,
             steps: match name("ssm_ba") {
                 both if !self.tiled && !source.has(&name("ssm_beta")) => {
                     DeltaSteps::Together(source.linear(&both, hidden, 2 * heads)?)

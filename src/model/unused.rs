@@ -25,6 +25,12 @@ const CONSTANTS: [&str; 6] = [
     ".attn_rot_embd",
     ".rope_freqs.weight",
 ];
+/// Convolutions that the network has as one.
+const JOINED: [&str; 3] = [
+    ".ssm_conv1d_q.weight",
+    ".ssm_conv1d_k.weight",
+    ".ssm_conv1d_v.weight",
+];
 /// What the names of parts for images and sound start with.
 const OTHER_PARTS: [&str; 3] = ["v.", "mm.", "a."];
 
@@ -42,7 +48,9 @@ pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
     // The first one is in use where it was asked for.
     let further = heads.start + usize::from(network.predictor.is_some())..heads.end;
     let ignored = |name: &str| {
+        let joined = network.architecture == "kimi-linear";
         CONSTANTS.iter().any(|end| name.ends_with(end))
+            || joined && JOINED.iter().any(|end| name.ends_with(end))
             || OTHER_PARTS.iter().any(|start| name.starts_with(start))
             || layer(name).is_some_and(|layer| further.contains(&layer))
             || of_shared(network, name)

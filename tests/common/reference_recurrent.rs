@@ -14,7 +14,10 @@ pub fn short_conv(m: &ShortConv, x: &Rows) -> Rows {
 pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
     let mixed = beside(&[linear(&m.q, x), linear(&m.k, x), linear(&m.v, x)]);
     let mixed = map(convolved(&m.conv, &mixed), silu);
-    let z = linear(&m.z, x);
+    let z = match &m.z_short {
+        Some(short) => linear(&m.z, &linear(short, x)),
+        None => linear(&m.z, x),
+    };
     let (b, a) = delta_steps(m, x);
     let (decay, dt_bias) = (vector(&m.decay), vector(&m.dt_bias));
     let keys = m.n_key_heads * m.key_dim;
@@ -30,11 +33,16 @@ pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
             let q: Vec<f64> = unit(&q[of_key.clone()]).iter().map(|q| q / scale).collect();
             let k = unit(&k[of_key]);
             let v = &v[h * m.value_dim..][..m.value_dim];
-            let g = (decay[h] * softplus(a[p][h] + dt_bias[h])).exp();
+            // One for all columns, or one for each.
+            let gates = a[p].len() / m.n_value_heads;
+            let gate = |column: usize| {
+                let at = h * gates + column % gates;
+                (decay[h] * softplus(a[p][at] + dt_bias[at])).exp()
+            };
             let beta = f64::from(m.beta_scale) * sigmoid(b[p][h]);
             let mut o = Vec::new();
             for (s, v) in state.iter_mut().zip(v) {
-                s.iter_mut().for_each(|s| *s *= g);
+                s.iter_mut().enumerate().for_each(|(i, s)| *s *= gate(i));
                 let delta = beta * (v - dot(s, &k));
                 s.iter_mut().zip(&k).for_each(|(s, k)| *s += delta * k);
                 o.push(dot(s, &q));
@@ -43,13 +51,15 @@ pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
         }
         out.push(row);
     }
-    linear(&m.output, &product(&out, &map(z, silu)))
+    let gate = if m.sigmoid_gate { sigmoid } else { silu };
+    linear(&m.output, &product(&out, &map(z, gate)))
 }
 
 /// Two numbers for each value head.
 fn delta_steps(m: &DeltaNet, x: &Rows) -> (Rows, Rows) {
     match &m.steps {
         DeltaSteps::Apart { b, a } => (linear(b, x), linear(a, x)),
+        DeltaSteps::Channels { b, short, a } => (linear(b, x), linear(a, &linear(short, x))),
         DeltaSteps::Together(both) => {
             let group = m.n_value_heads / m.n_key_heads;
             let all = linear(both, x);

@@ -2,13 +2,13 @@
 //! each head is one thread's, token by token.
 
 use super::convolution::{Channels, Convolution, Runs, head_state};
-use super::elementwise::{add_bias, silu_mul};
+use super::elementwise::{add_bias, mul_sigmoid, silu_mul};
 use super::layer::{NormWeights, Product, floats, product, union};
 use super::matmul::Isa;
 use super::pass::{Pass, Post, Rows, Tokens};
 use super::pool::Work;
 use super::profile::product_bytes;
-use super::recurrence::{delta_step, sigmoid, softplus, unit};
+use super::recurrence::{channel_delta_step, delta_step, sigmoid, softplus, unit};
 use super::weights::ThreadSpace;
 use crate::backend::Work as Kind;
 use crate::error::{Result, try_vec};
@@ -26,8 +26,13 @@ pub(super) struct DeltaNetLayer {
     k: Product,
     v: Product,
     z: Product,
+    /// What gates come by way of.
+    z_short: Option<Product>,
+    sigmoid_gate: bool,
     steps: Vec<Product>,
-    /// The biases of these, one behind the other.
+    /// What steps of channels come by way of.
+    a_short: Option<Product>,
+    /// The biases of the steps, one behind the other.
     step_bias: Vec<f32>,
     beta_scale: f32,
     /// Of each value head: its key head, and where its numbers are among those of `steps`.
@@ -53,6 +58,7 @@ impl DeltaNetLayer {
         let heads = (0..n).map(|head| {
             let (b, a) = match m.steps {
                 DeltaSteps::Apart { .. } => (head, n + head),
+                DeltaSteps::Channels { .. } => (head, n + head * m.key_dim),
                 DeltaSteps::Together(_) => {
                     let b = head / group * 2 * group + head % group;
                     (b, b + group)
@@ -64,12 +70,16 @@ impl DeltaNetLayer {
                 a,
             }
         });
-        let steps: Vec<Product> = m
-            .steps
-            .linears()
+        let (linears, a_short) = match &m.steps {
+            DeltaSteps::Channels { b, short, a } => (vec![b, a], Some(product(short, isa)?)),
+            steps => (steps.linears().collect(), None),
+        };
+        let steps: Vec<Product> = linears
+            .into_iter()
             .map(|linear| product(linear, isa))
             .collect::<Result<_>>()?;
-        let mut step_bias = try_vec(2 * n, 0.0, "the biases of a delta net")?;
+        let rows = steps.iter().map(|step| step.matrix.rows()).sum();
+        let mut step_bias = try_vec(rows, 0.0, "the biases of a delta net")?;
         let mut rest = &mut step_bias[..];
         for product in &steps {
             let (own, later) = rest.split_at_mut(product.matrix.rows());
@@ -85,7 +95,13 @@ impl DeltaNetLayer {
             k: product(&m.k, isa)?,
             v: product(&m.v, isa)?,
             z: product(&m.z, isa)?,
+            z_short: match &m.z_short {
+                Some(short) => Some(product(short, isa)?),
+                None => None,
+            },
+            sigmoid_gate: m.sigmoid_gate,
             steps,
+            a_short,
             step_bias,
             beta_scale: m.beta_scale,
             heads: heads.collect(),
@@ -100,7 +116,69 @@ impl DeltaNetLayer {
     fn products(&self) -> impl Iterator<Item = &Product> {
         [&self.q, &self.k, &self.v, &self.z]
             .into_iter()
+            .chain(&self.z_short)
+            .chain(&self.a_short)
             .chain(&self.steps)
+    }
+
+    /// Rows of what gates, and steps of channels, come by way of.
+    pub fn short_rows(m: &DeltaNet) -> [usize; 2] {
+        let of_gates = m.z_short.as_ref().map_or(0, |short| short.weight.rows());
+        match &m.steps {
+            DeltaSteps::Channels { short, .. } => [of_gates, short.weight.rows()],
+            _ => [of_gates, 0],
+        }
+    }
+
+    /// Floats of a token's steps, and of the shorter vectors behind them.
+    pub fn step_floats(m: &DeltaNet) -> usize {
+        let steps = match &m.steps {
+            DeltaSteps::Channels { b, a, .. } => b.weight.rows() + a.weight.rows(),
+            _ => 2 * m.n_value_heads,
+        };
+        steps + DeltaNetLayer::short_rows(m).into_iter().sum::<usize>()
+    }
+
+    /// Products of a net whose steps are of channels: those of the input, then those of shorter vectors.
+    fn products_of_channels(
+        &self,
+        pass: &Pass,
+        [q, k, v, z]: [Rows; 4],
+        a_short: &Product,
+    ) -> Result<()> {
+        let b = &pass.tokens.buffers;
+        let [of_b, of_a] = &self.steps[..] else {
+            unreachable!("two");
+        };
+        let place = |at, product| Rows::of(b.steps.from(at), product, b.sizes.steps);
+        let steps = [place(0, of_b), place(of_b.matrix.rows(), of_a)];
+        let behind = self.step_bias.len();
+        let short = place(behind, a_short);
+        let inputs = [&self.q, &self.k, &self.v, of_b, a_short];
+        let outs = [q, k, v, steps[0], short];
+        match &self.z_short {
+            None => {
+                let [q, k, v, b, a] = inputs;
+                let [of_q, of_k, of_v, out_b, out_a] = outs;
+                pass.products(
+                    [q, k, v, b, a, &self.z],
+                    [of_q, of_k, of_v, out_b, out_a, z],
+                )?;
+            }
+            Some(z_short) => {
+                let [q, k, v, b, a] = inputs;
+                let [of_q, of_k, of_v, out_b, out_a] = outs;
+                let gates = place(behind + a_short.matrix.rows(), z_short);
+                pass.products(
+                    [q, k, v, b, a, z_short],
+                    [of_q, of_k, of_v, out_b, out_a, gates],
+                )?;
+                pass.encode(None, gates, self.z.matrix.encodings())?;
+                pass.products([&self.z], [z])?;
+            }
+        }
+        pass.encode(None, short, of_a.matrix.encodings())?;
+        pass.products([of_a], [steps[1]])
     }
 
     /// Floats of its small vectors.
@@ -124,6 +202,11 @@ impl DeltaNetLayer {
         );
         let v = Rows::of(b.v, &self.v, b.sizes.kv);
         match &self.steps[..] {
+            _ if self.a_short.is_some() => {
+                if let Some(short) = &self.a_short {
+                    self.products_of_channels(pass, [q, k, v, z], short)?;
+                }
+            }
             [both] => pass.products(
                 [&self.q, &self.k, &self.v, &self.z, both],
                 [q, k, v, z, steps(0)],
@@ -171,7 +254,8 @@ impl DeltaNetLayer {
         let (cache, _) = tokens.places.at(run.start);
         let scale = (1.0 / (key_dim as f64).sqrt()) as f32;
         let (keys, scratch) = me.row.split_at_mut(key_dim);
-        let (queries, normed) = scratch.split_at_mut(key_dim);
+        let (queries, scratch) = scratch.split_at_mut(key_dim);
+        let (gates, normed) = scratch.split_at_mut(key_dim);
         // SAFETY: by contract, nobody else uses the head's values, `z` and state, or writes queries, keys and steps.
         unsafe {
             let (place, len) = ((self.index, &self.conv), key_dim * value_dim);
@@ -181,16 +265,38 @@ impl DeltaNetLayer {
                 let k = &*b.k.part(t * s.kv + of.key * key_dim, key_dim);
                 let v = b.v.part(t * s.kv + first, value_dim);
                 let z = b.gate.part(t * s.n_ff + first, value_dim);
-                let steps = &*b.steps.part(t * s.steps, 2 * self.n_value_heads);
+                let steps = &*b.steps.part(t * s.steps, self.step_bias.len());
                 unit(isa, q, scale, &mut queries[..key_dim]);
                 unit(isa, k, 1.0, keys);
                 let beta = self.beta_scale * sigmoid(steps[of.b] + self.step_bias[of.b]);
-                let dt = steps[of.a] + self.step_bias[of.a] + self.dt_bias[head];
-                let gate = (self.decay[head] * softplus(dt)).exp();
-                delta_step(isa, state, keys, &queries[..key_dim], v, gate, beta);
+                let decay = self.decay[head];
+                let gate = |at: usize, dt_bias: f32| {
+                    let dt = steps[at] + self.step_bias[at] + dt_bias;
+                    (decay * softplus(dt)).exp()
+                };
+                let queries = &queries[..key_dim];
+                match self.a_short {
+                    None => {
+                        let gate = gate(of.a, self.dt_bias[head]);
+                        delta_step(isa, state, keys, queries, v, gate, beta);
+                    }
+                    Some(_) => {
+                        for (i, out) in gates.iter_mut().enumerate() {
+                            *out = gate(of.a + i, self.dt_bias[head * key_dim + i]);
+                        }
+                        channel_delta_step(isa, state, keys, queries, v, gates, beta);
+                    }
+                }
                 let bias = self.z.bias.as_ref();
                 add_bias(z, bias.map(|b| &b[first..first + value_dim]));
-                silu_mul(isa, z, self.norm.apply(isa, v, normed));
+                match self.sigmoid_gate {
+                    false => silu_mul(isa, z, self.norm.apply(isa, v, normed)),
+                    true => {
+                        self.norm.apply_in_place(isa, v, normed);
+                        mul_sigmoid(isa, v, z);
+                        z.copy_from_slice(v);
+                    }
+                }
             }
         }
     }

@@ -66,6 +66,32 @@ simd_kernel! {
 }
 
 #[inline(always)]
+unsafe fn channel_delta_step_generic<L: Lanes>(
+    state: &mut [f32],
+    k: &[f32],
+    q: &[f32],
+    values: &mut [f32],
+    gates: &[f32],
+    beta: f32,
+) {
+    // SAFETY: by contract, the processor has the features.
+    unsafe {
+        for (row, value) in state.chunks_exact_mut(k.len()).zip(values) {
+            let found = update_and_dot::<L>(row, gates, k, |s, gate| s.mul(gate));
+            let delta = L::splat(beta * (*value - found));
+            *value = update_and_dot::<L>(row, k, q, |s, k| k.fma(delta, s));
+        }
+    }
+}
+simd_kernel! {
+    /// The same step with a gate of each column.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn channel_delta_step(state: &mut [f32], k: &[f32], q: &[f32], values: &mut [f32], gates: &[f32], beta: f32) = channel_delta_step_generic
+}
+
+#[inline(always)]
 unsafe fn scan_step_generic<L: Lanes>(
     state: &mut [f32],
     b: &[f32],

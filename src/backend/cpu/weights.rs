@@ -3,6 +3,7 @@
 use super::attention::AttentionScratch;
 use super::batch::{BatchSpace, submit};
 use super::chunk::ChunkSpace;
+use super::delta_net::DeltaNetLayer;
 use super::embedder::{CpuEmbedder, EncoderWeights, ReadoutWeights};
 use super::entry::EntryWeights;
 use super::experts::ExpertSizes;
@@ -268,8 +269,11 @@ impl Sizes {
                     s.q = s.q.max(keys);
                     s.kv = s.kv.max(keys).max(values);
                     s.n_ff = s.n_ff.max(values);
-                    s.steps = s.steps.max(2 * m.n_value_heads);
-                    s.recurrent = s.recurrent.max(2 * m.key_dim + m.value_dim);
+                    s.steps = s.steps.max(DeltaNetLayer::step_floats(m));
+                    s.recurrent = s.recurrent.max(3 * m.key_dim + m.value_dim);
+                    // What products read.
+                    let short = DeltaNetLayer::short_rows(m).into_iter().max();
+                    s.q = s.q.max(short.unwrap_or(0));
                 }
                 Mixer::Mamba1(m) => s.include_mamba1(m),
                 Mixer::Mamba2(m) => s.include_mamba2(m),

@@ -101,10 +101,11 @@ impl Jobs {
     ) -> Result<RecurrentPlan> {
         Jobs::check_conv(layer, &m.conv)?;
         Jobs::check_state(layer, shape)?;
-        if m.beta_scale != 1.0 {
+        let of_channels = matches!(m.steps, DeltaSteps::Channels { .. });
+        if m.beta_scale != 1.0 || of_channels || m.sigmoid_gate || m.z_short.is_some() {
             fail!(
                 Unsupported,
-                "layer {layer}: a delta net with larger steps is not supported on a GPU; it is on a CPU"
+                "layer {layer}: a delta net with larger steps, or with steps of each channel, is not supported on a GPU; it is on a CPU"
             );
         }
         let state = self.fixed.add(shape);
@@ -116,6 +117,7 @@ impl Jobs {
                 let all = of(0).chain(of(group));
                 all.map(|row| rows(both, row..row + group)).collect()
             }
+            DeltaSteps::Channels { .. } => unreachable!("refused above"),
         };
         let mut parts = vec![&m.q, &m.k, &m.v, &m.z];
         let mut pieces: Vec<Piece<'_>> = parts.iter().map(|l| Piece::whole(l)).collect();
@@ -128,6 +130,7 @@ impl Jobs {
                 run: group,
                 step: 2 * group,
             })),
+            DeltaSteps::Channels { .. } => unreachable!("refused above"),
         }
         parts.extend(&steps);
         let (keys, values) = (m.q.weight.rows() as u32, m.z.weight.rows() as u32);
