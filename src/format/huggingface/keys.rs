@@ -396,7 +396,8 @@ impl<'a> Keys<'a> {
             // Which of the others a layer is, the family says.
             Some("conv") if self.architecture.starts_with("lfm") => Ok(false),
             Some("linear_attention")
-                if self.architecture.starts_with("qwen3") || self.architecture == "olmo_hybrid" =>
+                if self.architecture.starts_with("qwen3")
+                    || matches!(self.architecture, "olmo_hybrid" | "kimi-linear") =>
             {
                 Ok(false)
             }

@@ -1,15 +1,15 @@
 //! Families that came later, as those of [`super::families`]: most are others with a norm or a window more.
 
-use super::delta_net;
 use super::families::{
-    ATTENTION, Family, GATED, GELU_TANH, GEMMA_NORMS, GEMMA4, HEAD_NORMS, LFM2, LLAMA, Layout,
-    PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
+    ATTENTION, Family, GATED, GELU_TANH, GEMMA_NORMS, GEMMA4, HEAD_NORMS, LATENT, LFM2, LLAMA,
+    Layout, PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
 };
 use super::json::{Config, wrong};
 use super::keys::{self, Keys};
 use super::relatives::leading_dense;
 use super::stored::small;
 use super::windowed::rotated_by_base;
+use super::{delta_net, latent};
 use crate::error::{Result, fail, try_vec};
 use crate::format::{Array, Tensor, Value};
 use serde_json::{Value as Json, json};
@@ -257,6 +257,57 @@ pub(super) const LATER: &[Family] = &[
         keys: delta_net::olmo_hybrid,
         ..LLAMA
     },
+    Family {
+        model_types: &["kimi_linear"],
+        classes: &["KimiLinearForCausalLM"],
+        architecture: "kimi-linear",
+        parts: &[
+            LATENT,
+            ATTENTION,
+            PRE_NORMS,
+            GATED,
+            &[
+                ("self_attn.q_conv1d", "ssm_conv1d_q"),
+                ("self_attn.k_conv1d", "ssm_conv1d_k"),
+                ("self_attn.v_conv1d", "ssm_conv1d_v"),
+                ("self_attn.f_a_proj", "ssm_f_a"),
+                ("self_attn.f_b_proj", "ssm_f_b"),
+                ("self_attn.g_a_proj", "ssm_g_a"),
+                ("self_attn.g_b_proj", "ssm_g_b"),
+                ("self_attn.b_proj", "ssm_beta"),
+                ("self_attn.A_log", "ssm_a"),
+                ("self_attn.dt_bias", "ssm_dt.bias"),
+                ("self_attn.o_norm", "ssm_norm"),
+                ("block_sparse_moe.gate", "ffn_gate_inp"),
+                (
+                    "block_sparse_moe.gate.e_score_correction_bias",
+                    "exp_probs_b.bias",
+                ),
+                (
+                    "block_sparse_moe.shared_experts.gate_proj",
+                    "ffn_gate_shexp",
+                ),
+                ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
+                (
+                    "block_sparse_moe.shared_experts.down_proj",
+                    "ffn_down_shexp",
+                ),
+                // As transformers writes those of layers without experts.
+                ("block_sparse_moe.gate_proj", "ffn_gate"),
+                ("block_sparse_moe.up_proj", "ffn_up"),
+                ("block_sparse_moe.down_proj", "ffn_down"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "num_experts_per_tok": 8,
+                "routed_scaling_factor": 2.446, "norm_topk_prob": true, "linear_head_dim": 128, "linear_num_heads": 32,
+                "linear_conv_kernel_dim": 4, "first_k_dense_replace": 1, "max_position_embeddings": 1_048_576})
+        },
+        bias_flags: &[],
+        keys: kimi_linear,
+        ..LLAMA
+    },
     // Without inputs of layers and experts.
     Family {
         model_types: &["gemma4_unified_text", "gemma4_unified"],
@@ -479,6 +530,105 @@ pub(super) fn bloom_config(config: &mut Config) {
             config.set_default("hidden_size", width);
         }
     }
+}
+
+/// Brings the config of Kimi Linear as it is published into the form that transformers has.
+pub(super) fn kimi_config(config: &mut Config) -> Result<()> {
+    const LINEAR: &str = "linear_attn_config";
+    const LISTS: [(&str, &str); 2] = [
+        ("full_attn_layers", "full_attention"),
+        ("kda_layers", "linear_attention"),
+    ];
+    for (old, new) in [
+        ("model_max_length", "max_position_embeddings"),
+        ("num_experts_per_token", "num_experts_per_tok"),
+        ("moe_renormalize", "norm_topk_prob"),
+        ("num_expert_group", "n_group"),
+        ("num_shared_experts", "n_shared_experts"),
+    ] {
+        if let Some(value) = config.find(old).cloned() {
+            config.set_default(new, value);
+        }
+    }
+    let Some(linear) = config.nested(LINEAR)? else {
+        return Ok(());
+    };
+    for (old, new) in [
+        ("head_dim", "linear_head_dim"),
+        ("num_heads", "linear_num_heads"),
+        ("short_conv_kernel_size", "linear_conv_kernel_dim"),
+    ] {
+        if let Some(value) = linear.find(old).cloned() {
+            config.set_default(new, value);
+        }
+    }
+    let mut types = Vec::new();
+    for layer in 1..=config.size(&["num_hidden_layers"])? {
+        let mut kinds = Vec::new();
+        for (list, kind) in LISTS {
+            let layers = linear.find_array(list)?;
+            if layers.is_some_and(|layers| layers.contains(&layer.into())) {
+                kinds.push(kind);
+            }
+        }
+        let [kind] = kinds[..] else {
+            let lists = LISTS.map(|(list, _)| list).to_vec().into();
+            return Err(wrong(LINEAR, &lists, "lists that have each layer once"));
+        };
+        types.push(kind);
+    }
+    config.set_default("layer_types", json!(types));
+    Ok(())
+}
+
+/// Kimi Linear, some of whose layers attend, and the others have steps of each channel.
+fn kimi_linear(k: &mut Keys) -> Result<()> {
+    k.refuse("attention_bias")?;
+    for (key, only) in [
+        ("moe_router_activation_func", json!("sigmoid")),
+        ("mla_use_nope", json!(true)),
+        ("moe_layer_freq", json!(1)),
+    ] {
+        if let Some(value) = k.config.find(key).filter(|value| **value != only) {
+            fail!(
+                Unsupported,
+                "config.json: {key} is {value}; only {only} is supported"
+            );
+        }
+    }
+    latent::keys(k)?;
+    k.windowed(|_| false)?;
+    let attends: Vec<bool> = match k.config.find_array("layer_types")? {
+        Some(types) => types.iter().map(|ty| ty == "full_attention").collect(),
+        None => (0..k.n_layers)
+            .map(|layer| layer > 0 && layer.is_multiple_of(4))
+            .collect(),
+    };
+    let heads = attends.into_iter().map(i64::from).collect();
+    k.set("attention.head_count_kv", Value::Array(Array::I64(heads)));
+    let heads = k.config.size(&["num_attention_heads"])?;
+    let linear = k.config.size(&["linear_num_heads"])?;
+    if linear != heads {
+        fail!(
+            Unsupported,
+            "config.json: linear_num_heads is {linear}, but num_attention_heads is {heads}; they must be the same"
+        );
+    }
+    k.copy_size("linear_head_dim", "kda.head_dim")?;
+    k.copy_size("linear_conv_kernel_dim", "ssm.conv_kernel")?;
+    keys::experts(k)?;
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    k.set("expert_shared_count", k.count("n_shared_experts")?);
+    k.copy_size("n_group", "expert_group_count")?;
+    k.copy_size("topk_group", "expert_group_used_count")?;
+    k.set(
+        "expert_weights_scale",
+        k.config.f32("routed_scaling_factor")?,
+    );
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    k.set("expert_gating_func", 2u32);
+    k.set("leading_dense_block_count", leading_dense(k)?);
+    Ok(())
 }
 
 /// Muse Glimmer, whose layers with a window rotate, which are all but every fourth, counted from the last one.

@@ -398,7 +398,8 @@ impl<'a> Folder<'a> {
         }
         let dims = stored.dims()?;
         let precise = ["ffn_gate_inp.", "position_embd."].iter();
-        let dims = match name.ends_with("exp_probs_b.bias") {
+        let decay = self.family.architecture == "kimi-linear" && name.ends_with(".ssm_a");
+        let dims = match decay || name.ends_with("exp_probs_b.bias") {
             // Some have a row of them.
             true => vec![dims.iter().product()],
             false => dims,
@@ -407,6 +408,10 @@ impl<'a> Folder<'a> {
             let mut values = stored.values()?;
             if let Some(order) = order {
                 values = (0..values.len()).map(|i| values[order.source(i)]).collect();
+            }
+            if decay {
+                let decay = |x: &mut f32| *x = -f64::from(*x).exp() as f32;
+                values.iter_mut().for_each(decay);
             }
             let shifted = match self.family.architecture {
                 // But for the last one.
@@ -613,8 +618,8 @@ impl<'a> Folder<'a> {
                         // Layers with and without a window differ in that.
                         "mimo2" => part.starts_with("attn_sinks."),
                         // Layers with different mixers; what each needs is checked with the network.
-                        "lfm2" | "lfm2moe" | "lfm3" | "qwen3next" | "qwen35" | "qwen35moe"
-                        | "granitehybrid" | "jamba" => is_mixer(part),
+                        "lfm2" | "lfm2moe" | "lfm3" | "kimi-linear" | "qwen3next" | "qwen35"
+                        | "qwen35moe" | "granitehybrid" | "jamba" => is_mixer(part),
                         // Norms of layers that attend come behind parts.
                         "olmo_hybrid" => {
                             is_mixer(part)
