@@ -233,6 +233,7 @@ impl Shape {
             kv_norm: Some(norm("attn_kv_a_norm", self.rank)?),
             to_latent,
             from_latent,
+            gate: None,
             output: plain("attn_output", n_heads * self.value_dim, hidden)?,
             rope: self.rope.clone(),
             scale: self.scale,

@@ -104,6 +104,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("arcee", arcee::describe),
     ("baichuan", llama::baichuan),
     ("bailingmoe2", glm4moe::bailingmoe2),
+    ("bailingmoe3", kimi_linear::bailing),
     ("bert", bert::bert),
     ("bitnet", bitnet::describe),
     ("bloom", bloom::bloom),

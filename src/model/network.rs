@@ -408,6 +408,7 @@ impl Mixer {
             Mixer::Latent(a) => {
                 let mut all = vec![&a.q, &a.kv, &a.to_latent, &a.from_latent, &a.output];
                 all.extend(&a.q_a);
+                all.extend(&a.gate);
                 all
             }
             Mixer::ShortConv(m) => vec![&m.b, &m.c, &m.x, &m.output],
@@ -534,6 +535,8 @@ pub struct LatentAttention {
     pub to_latent: Linear,
     /// `[n_heads][value_dim][rank]`: V of each head.
     pub from_latent: Linear,
+    /// A row for each head, by the sigmoid of which its result is multiplied.
+    pub gate: Option<Linear>,
     /// `hidden` x `n_heads * value_dim`.
     pub output: Linear,
     /// Rotary embedding of all of `s` and `r`.
@@ -601,7 +604,8 @@ pub struct ShortConv {
 ///   `S = S + beta * (v - S k) k^T`;
 /// - `o = S q`, and the head's result is `norm(o) * silu(z)`, `z` being its part of `z(y)`, or `norm(o) * sigmoid(z)`.
 ///
-/// With [`DeltaSteps::Channels`], `g` has a number for each column of `S`, by which that is multiplied.
+/// With [`DeltaSteps::Channels`], `g` has a number for each column of `S`, by which that is multiplied. With a floor, it is
+/// `exp(decay_floor * sigmoid(decay * (a(y) + dt_bias)))`, and `decay` above 0.
 ///
 /// The output is the product of the concatenated results.
 #[derive(Clone, Debug)]
@@ -636,6 +640,8 @@ pub struct DeltaNet {
     pub conv: Conv,
     /// A number below 0 per value head, `-exp(A_log)`.
     pub decay: Tensor,
+    /// The least logarithm of `g`, if there is one. Finite, and below 0. Only with [`DeltaSteps::Channels`].
+    pub decay_floor: Option<f32>,
     /// As many as `a(y)` has.
     pub dt_bias: Tensor,
     /// Over `value_dim` elements of each head.
@@ -822,13 +828,13 @@ pub enum DeltaSteps {
     /// One of `2 * n_value_heads` x `hidden`: for each key head the `b(y)` of its value heads, then their
     /// `a(y)`. Value heads are not tiled then.
     Together(Linear),
-    /// A number `b(y)` of each value head, and `a(y)` of each of its `key_dim` columns, by way of a shorter vector.
+    /// A number `b(y)` of each value head, and `a(y)` of each of its `key_dim` columns, perhaps by way of a shorter vector.
     Channels {
         /// Of `b(y)`.
         b: Linear,
         /// Of the shorter vector.
-        short: Linear,
-        /// From that to `a(y)`, `n_value_heads * key_dim` rows.
+        short: Option<Linear>,
+        /// From that, or the input, to `a(y)`, `n_value_heads * key_dim` rows.
         a: Linear,
     },
 }
@@ -839,7 +845,7 @@ impl DeltaSteps {
         let (first, others) = match self {
             DeltaSteps::Apart { b, a } => (b, [Some(a), None]),
             DeltaSteps::Together(both) => (both, [None; 2]),
-            DeltaSteps::Channels { b, short, a } => (b, [Some(short), Some(a)]),
+            DeltaSteps::Channels { b, short, a } => (b, [short.as_ref(), Some(a)]),
         };
         std::iter::once(first).chain(others.into_iter().flatten())
     }

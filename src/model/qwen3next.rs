@@ -199,6 +199,7 @@ impl Sizes {
             beta_scale: 1.0,
             conv: source.conv(&name("ssm_conv1d"), self.channels, self.width)?,
             decay: source.vector(&name("ssm_a"), heads)?,
+            decay_floor: None,
             dt_bias: source.vector(&name("ssm_dt.bias"), heads)?,
             norm: source.norm(&name("ssm_norm"), self.value_dim, NormKind::Rms, d.eps)?,
             output: source.linear(&name("ssm_out"), self.values, hidden)?,

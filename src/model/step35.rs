@@ -22,10 +22,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             return Err(d.source.invalid(HEADS, &problem));
         }
     }
-    let all_layers = d.n_layers;
-    let limits = ["swiglu_clamp_exp", "swiglu_clamp_shexp"].map(|key| limits(&d, key, all_layers));
-    let [of_experts, of_shared] = limits;
-    let (of_experts, of_shared) = (of_experts?, of_shared?);
+    let limits = Limits::read(&d)?;
     d.leave_out_predictors()?;
     let source = &d.source;
     if let Some(every) = source.find_size(EVERY)?.filter(|every| *every != 1) {
@@ -64,30 +61,45 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         attention.window = windows[i];
         let gate = format!("blk.{i}.attn_gate");
         attention.gate = Some(source.linear(&gate, d.hidden, n_heads)?);
-        let feed_forward = match experts.has_layer(i) {
-            false => d.gated(i, limited(of_shared[i]))?,
-            true => {
-                let mut experts = experts.experts(&d, i)?;
-                experts.activation = limited(of_experts[i]);
-                if let Some(shared) = &mut experts.shared {
-                    shared.mlp.activation = limited(of_shared[i]);
-                }
-                FeedForward::Experts(Box::new(experts))
-            }
-        };
+        let mut feed_forward = experts.or_gated(&d, i)?;
+        limits.apply(i, &mut feed_forward);
         d.pre_norm_block(i, attention, feed_forward)
     })
 }
 
-fn limited(limit: Option<f32>) -> Activation {
-    match limit {
-        None => Activation::Silu,
-        Some(limit) => Activation::LimitedSilu { limit },
+/// Limits behind the activations of feed-forward parts, by layer: of experts, and of the others.
+pub(super) struct Limits([Vec<Option<f32>>; 2]);
+
+impl Limits {
+    /// Those of all layers that the file has.
+    pub(super) fn read(d: &Decoder) -> Result<Limits> {
+        let of_experts = limits(d, "swiglu_clamp_exp")?;
+        Ok(Limits([of_experts, limits(d, "swiglu_clamp_shexp")?]))
+    }
+
+    /// Sets them in a layer's part.
+    pub(super) fn apply(&self, layer: usize, part: &mut FeedForward) {
+        let limited = |limit: Option<f32>| match limit {
+            None => Activation::Silu,
+            Some(limit) => Activation::LimitedSilu { limit },
+        };
+        let [of_experts, of_others] = self.0.each_ref().map(|limits| limited(limits[layer]));
+        match part {
+            FeedForward::Dense(mlp) => mlp.activation = of_others,
+            FeedForward::Experts(experts) => {
+                experts.activation = of_experts;
+                if let Some(shared) = &mut experts.shared {
+                    shared.mlp.activation = of_others;
+                }
+            }
+            _ => {}
+        }
     }
 }
 
 /// A limit for each layer, if the file has them. 0 stands for none.
-fn limits(d: &Decoder, key: &str, n_layers: usize) -> Result<Vec<Option<f32>>> {
+fn limits(d: &Decoder, key: &str) -> Result<Vec<Option<f32>>> {
+    let n_layers = d.n_layers;
     let Some(limits) = d.source.find::<Vec<f32>>(key)? else {
         return Ok(vec![None; n_layers]);
     };

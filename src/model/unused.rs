@@ -48,7 +48,7 @@ pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
     // The first one is in use where it was asked for.
     let further = heads.start + usize::from(network.predictor.is_some())..heads.end;
     let ignored = |name: &str| {
-        let joined = network.architecture == "kimi-linear";
+        let joined = ["kimi-linear", "bailingmoe3"].contains(&&*network.architecture);
         CONSTANTS.iter().any(|end| name.ends_with(end))
             || joined && JOINED.iter().any(|end| name.ends_with(end))
             || OTHER_PARTS.iter().any(|start| name.starts_with(start))

@@ -32,7 +32,7 @@ pub fn embedded(network: &Network, tokens: &[u32]) -> Rows {
         let positions = (0..x.len()).map(|p| row(positions, p)).collect();
         add(&mut x, &positions, 1.0);
     }
-    x
+    norm(network.embedding_norm.as_ref(), &x)
 }
 
 /// The residual stream behind the layers.
@@ -495,7 +495,12 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
                         .map(|(q, k)| q * k)
                         .sum::<f64>()
                 })
-                .map(|s| capped(s * f64::from(a.scale), a.score_cap))
+                .zip(first..)
+                .map(|(s, at)| {
+                    let slope = a.slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[h]));
+                    let far = (position - at) as f64;
+                    capped(s * f64::from(a.scale) - slope * far, a.score_cap)
+                })
                 .collect();
             // A sink has a share, but no value.
             scores.extend(sinks.as_ref().map(|sinks| sinks[h]));
@@ -570,7 +575,16 @@ fn latent_attention(a: &LatentAttention, x: &Rows) -> Rows {
         }
         out
     });
-    linear(&a.output, &mixed.collect())
+    let mut mixed: Rows = mixed.collect();
+    if let Some(gate) = &a.gate {
+        for (out, gates) in mixed.iter_mut().zip(linear(gate, x)) {
+            for (out, gate) in out.chunks_mut(a.value_dim).zip(gates) {
+                let factor = 1.0 / (1.0 + (-gate).exp());
+                out.iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+    }
+    linear(&a.output, &mixed)
 }
 
 /// Rotates pair `i` of a head by `position * inv_freq[i]`.

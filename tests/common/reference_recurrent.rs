@@ -37,7 +37,11 @@ pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
             let gates = a[p].len() / m.n_value_heads;
             let gate = |column: usize| {
                 let at = h * gates + column % gates;
-                (decay[h] * softplus(a[p][at] + dt_bias[at])).exp()
+                let dt = a[p][at] + dt_bias[at];
+                match m.decay_floor {
+                    None => (decay[h] * softplus(dt)).exp(),
+                    Some(floor) => (f64::from(floor) * sigmoid(decay[h] * dt)).exp(),
+                }
             };
             let beta = f64::from(m.beta_scale) * sigmoid(b[p][h]);
             let mut o = Vec::new();
@@ -59,7 +63,13 @@ pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
 fn delta_steps(m: &DeltaNet, x: &Rows) -> (Rows, Rows) {
     match &m.steps {
         DeltaSteps::Apart { b, a } => (linear(b, x), linear(a, x)),
-        DeltaSteps::Channels { b, short, a } => (linear(b, x), linear(a, &linear(short, x))),
+        DeltaSteps::Channels { b, short, a } => {
+            let of_a = match short {
+                Some(short) => linear(a, &linear(short, x)),
+                None => linear(a, x),
+            };
+            (linear(b, x), of_a)
+        }
         DeltaSteps::Together(both) => {
             let group = m.n_value_heads / m.n_key_heads;
             let all = linear(both, x);

@@ -3,10 +3,10 @@
 
 use crate::common::folder::{Folder, Stored};
 use crate::common::variants::{Both, LAYERS, flags};
-use crate::variants::{agrees, network_of};
+use crate::variants::{agrees, agrees_over, network_of};
 use emberlm::Status;
 use emberlm::format::{Array, Value};
-use emberlm::model::{Activation, Network};
+use emberlm::model::{Activation, Mixer, Network};
 use emberlm::quant::TensorType;
 use serde_json::json;
 
@@ -456,4 +456,524 @@ fn dbrx_has_layer_norms_limits_and_experts() {
     assert_eq!(tensor.ty, TensorType::F32);
     let e = Network::from_file(&model.open()).unwrap_err();
     assert_eq!(e.status, Status::MissingTensor, "{e}");
+}
+
+/// GPT-2's tiny model as one whose scores fall with the distance.
+fn falling(architecture: &str) -> Both {
+    let mut model = Both::of("gpt2", architecture, architecture, "BloomForCausalLM");
+    model.file.tensors.remove("position_embd.weight").unwrap();
+    model
+}
+
+fn slopes(network: &Network) -> Vec<f32> {
+    let attention = network.blocks[1].mixer.as_attention().unwrap();
+    attention.slopes.as_ref().unwrap().to_vec()
+}
+
+/// A length of context for which heads read several segments of the cache.
+fn long_text_agrees(network: &Network) {
+    let network = Network {
+        context_length: 400,
+        ..network.clone()
+    };
+    agrees_over(&network, 300);
+}
+
+#[test]
+fn bloom_norms_embeddings_and_its_scores_fall_with_the_distance() {
+    let mut model = falling("bloom");
+    model.folder.config = serde_json::Map::new();
+    for (key, value) in [
+        ("architectures", json!(["BloomForCausalLM"])),
+        ("model_type", json!("bloom")),
+        ("n_embed", json!(48)),
+        ("vocab_size", json!(96)),
+        ("n_layer", json!(2)),
+        ("n_head", json!(3)),
+    ] {
+        model.folder.set(key, value);
+    }
+    // The folder has matrices the other way round, with queries, keys and values of each head together.
+    let file = model.file.clone();
+    model.folder.tensors.clear();
+    for (name, tensor) in &file.tensors {
+        let name = name.replace("blk.", "transformer.h.");
+        let mut name = name.replace("token_embd.", "transformer.word_embeddings.");
+        for (gguf, own) in [
+            ("output_norm.", "transformer.ln_f."),
+            ("attn_norm.", "input_layernorm."),
+            ("ffn_norm.", "post_attention_layernorm."),
+            ("attn_qkv.", "self_attention.query_key_value."),
+            ("attn_output.", "self_attention.dense."),
+            ("ffn_up.", "mlp.dense_h_to_4h."),
+            ("ffn_down.", "mlp.dense_4h_to_h."),
+        ] {
+            name = name.replace(gguf, own);
+        }
+        let row = tensor.bytes.len() / tensor.dims.last().unwrap();
+        let mut bytes = tensor.bytes.clone();
+        if name.contains("query_key_value") {
+            for (i, out) in bytes.chunks_exact_mut(row).enumerate() {
+                let (head, part, i) = (i / 48, i / 16 % 3, i % 16);
+                let from = part * 48 + head * 16 + i;
+                out.copy_from_slice(&tensor.bytes[from * row..][..row]);
+            }
+        }
+        let shape: Vec<usize> = tensor.dims.iter().rev().copied().collect();
+        let ty = "F32".to_owned();
+        model
+            .folder
+            .tensors
+            .insert(name, Stored { ty, shape, bytes });
+    }
+    for (end, center) in [("weight", 1.0), ("bias", 0.0)] {
+        let gguf = format!("token_embd_norm.{end}");
+        let own = format!("transformer.word_embeddings_layernorm.{end}");
+        model.set_one(&gguf, &own, &[48], center);
+    }
+    let network = model.check("bloom", true);
+    // Of three heads: two of a power of two, and one between those of four.
+    let expected = [-4.0f32, -8.0, -2.0].map(f32::exp2);
+    assert_eq!(slopes(&network), expected);
+    long_text_agrees(&network);
+    model.without(
+        "token_embd_norm.bias",
+        "transformer.word_embeddings_layernorm.bias",
+    );
+    refused(
+        &model.folder,
+        "apply_residual_connection_post_layernorm",
+        json!(true),
+    );
+}
+
+#[test]
+fn mpt_has_slopes_or_learned_positions() {
+    let mut model = falling("mpt").file;
+    model.tensors.retain(|name, _| !name.ends_with(".bias"));
+    model.set("mpt.attention.max_alibi_bias", 6f32);
+    model.set("mpt.attention.clamp_kqv", 0.7f32);
+    let network = Network::from_file(&model.open()).unwrap();
+    agrees(&network);
+    let expected = [-3.0f64, -6.0, -1.5].map(|power| power.exp2() as f32);
+    assert_eq!(slopes(&network), expected);
+    model.set("mpt.attention.max_alibi_bias", 0f32);
+    let e = Network::from_file(&model.open()).unwrap_err();
+    assert_eq!(e.status, Status::MissingTensor, "{e}");
+    let file = Both::of("gpt2", "mpt", "gpt2", "GPT2LMHeadModel").file;
+    let positions = file.tensors["position_embd.weight"].clone();
+    model
+        .tensors
+        .insert("position_embd.weight".into(), positions);
+    let network = Network::from_file(&model.open()).unwrap();
+    assert!(network.positions.is_some());
+    agrees(&network);
+}
+
+/// Only the number of layers tells it from the one that rotates.
+#[test]
+fn baichuan_of_40_layers_has_slopes() {
+    let mut model = Both::of("mistral", "baichuan", "mistral", "MistralForCausalLM").file;
+    let window = "baichuan.attention.sliding_window";
+    model.metadata.remove(window).unwrap();
+    for (name, tensor) in model.tensors.clone() {
+        if let Some(part) = name.strip_prefix("blk.1.") {
+            for layer in 2..40 {
+                model
+                    .tensors
+                    .insert(format!("blk.{layer}.{part}"), tensor.clone());
+            }
+        }
+    }
+    model.set("baichuan.block_count", 40u32);
+    let network = Network::from_file(&model.open()).unwrap();
+    assert_eq!(slopes(&network), [-4.0f32, -8.0, -2.0].map(f32::exp2));
+    assert!(network.blocks[0].mixer.rope().is_none());
+    agrees(&network);
+}
+
+#[test]
+fn muse_glimmer_norms_embeddings_and_heads() {
+    let class = "MuseGlimmerForConditionalGeneration";
+    let mut model = Both::of("gemma2", "muse-glimmer", "muse_glimmer", class);
+    // Its last norm is stored as it is.
+    change(
+        &mut model.folder,
+        |name| name == "model.norm.weight",
+        |x| x + 1.0,
+    );
+    for layer in 0..3 {
+        let gguf = format!("blk.{layer}.attn_gate.weight");
+        let own = format!("model.layers.{layer}.self_attn.gate_proj.weight");
+        model.set_one(&gguf, &own, &[48, 60], 0.0);
+        for (part, weight) in [("q", 1.5f32), ("k", 1.0)] {
+            let mut tensor = model.file.tensors["output_norm.weight"].clone();
+            tensor.dims = vec![20];
+            tensor.bytes = [weight; 20].iter().flat_map(|v| v.to_le_bytes()).collect();
+            let name = format!("blk.{layer}.attn_{part}_norm.weight");
+            model.file.tensors.insert(name, tensor);
+        }
+        // GGUF has neighbours that rotate.
+        for part in ["q", "k"] {
+            let name = format!("blk.{layer}.attn_{part}.weight");
+            let tensor = model.file.tensors.get_mut(&name).unwrap();
+            let row = tensor.bytes.len() / tensor.dims[1];
+            let rows = tensor.bytes.clone();
+            for (i, out) in tensor.bytes.chunks_exact_mut(row).enumerate() {
+                let (first, i) = (i - i % 20, i % 20);
+                let from = first + i % 2 * 10 + i / 2;
+                out.copy_from_slice(&rows[from * row..][..row]);
+            }
+        }
+    }
+    model
+        .file
+        .metadata
+        .remove("muse-glimmer.attn_logit_softcapping");
+    model.file.set("muse-glimmer.logit_scale", 0.4f32);
+    let windowed = Value::Array(Array::Bool(vec![true, false, true]));
+    model
+        .file
+        .set("muse-glimmer.attention.sliding_window_pattern", windowed);
+    for (key, value) in [
+        ("hidden_activation", json!("silu")),
+        ("attn_logit_softcapping", json!(null)),
+        ("qk_scale_factor", json!(1.5)),
+        ("output_multiplier", json!(0.4)),
+        ("layer_rope_theta", json!([1e4, 0, 1e4])),
+        ("rms_norm_eps", json!(1e-6)),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        model.folder.set(key, value);
+    }
+    let network = model.check("muse-glimmer", true);
+    assert!(network.embedding_norm.is_some());
+    let attention = |i: usize| network.blocks[i].mixer.as_attention().unwrap();
+    assert!(attention(0).rope.is_some() && attention(1).rope.is_none());
+    assert_eq!(
+        network.blocks[1].mixer_post_norm.as_ref().unwrap().eps,
+        1e-8
+    );
+    refused(&model.folder, "layer_rope_theta", json!([1e4, 1e4, 1e4]));
+    refused(&model.folder, "post_norm_eps", json!(1e-6));
+}
+
+#[test]
+fn nanochat_has_norms_without_weights_and_turns_the_other_way() {
+    let mut folder = renamed("arcee", "nanochat", "NanoChatForCausalLM");
+    folder.tensors = std::mem::take(&mut folder.tensors)
+        .into_iter()
+        .filter(|(name, _)| !name.ends_with("norm.weight"))
+        .map(|(name, stored)| {
+            let name = name.replace("mlp.up_proj", "mlp.fc1");
+            (name.replace("mlp.down_proj", "mlp.fc2"), stored)
+        })
+        .collect();
+    folder.tensors.retain(|name, _| !name.ends_with(".bias"));
+    for flag in ["attention_bias", "mlp_bias"] {
+        folder.set(flag, json!(false));
+    }
+    folder.set("final_logit_softcapping", json!(3.0));
+    let network = network_of(&folder);
+    agrees(&network);
+    let attention = network.blocks[1].mixer.as_attention().unwrap();
+    assert!(attention.norm_after_rope && network.embedding_norm.is_some());
+    assert_eq!(attention.rope.as_ref().unwrap().inv_freq[0], -1.0);
+    assert_eq!(network.logit_cap, Some(3.0));
+    folder.config.remove("final_logit_softcapping");
+    assert_eq!(folder.open().unwrap_err().status, Status::MissingKey);
+}
+
+#[test]
+fn flex_olmo_is_olmo_2_with_experts() {
+    let mut model = Both::of("olmo2", "flex_olmo", "flex_olmo", "FlexOlmoForCausalLM");
+    for part in ["gate", "up", "down"] {
+        let gguf = format!("ffn_{part}.weight");
+        model.remove(&gguf, &format!("mlp.{part}_proj.weight"));
+    }
+    model.set("ffn_gate_inp.weight", "mlp.gate.weight", &[48, 5], 0.0);
+    for (part, dims) in [
+        ("gate", [48, 20, 5]),
+        ("up", [48, 20, 5]),
+        ("down", [20, 48, 5]),
+    ] {
+        let gguf = format!("ffn_{part}_exps.weight");
+        model.set(&gguf, &format!("mlp.experts.{part}_proj"), &dims, 0.0);
+    }
+    // The folder has gate and up in one.
+    for layer in 0..LAYERS {
+        let name = |part: &str| format!("model.layers.{layer}.mlp.experts.{part}_proj");
+        let gate = model.folder.tensors.remove(&name("gate")).unwrap();
+        let up = model.folder.tensors.remove(&name("up")).unwrap();
+        let each = gate.bytes.len() / 5;
+        let both = gate.bytes.chunks(each).zip(up.bytes.chunks(each));
+        let bytes = both.flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let joined = Stored {
+            ty: gate.ty,
+            shape: vec![5, 40, 48],
+            bytes,
+        };
+        model.folder.tensors.insert(name("gate_up"), joined);
+    }
+    for (key, value) in [
+        ("expert_count", 5u32),
+        ("expert_used_count", 2),
+        ("expert_feed_forward_length", 20),
+    ] {
+        model.file.set(&format!("flex_olmo.{key}"), value);
+    }
+    model.folder.set("num_experts", json!(5));
+    model.folder.set("num_experts_per_tok", json!(2));
+    model.folder.set("intermediate_size", json!(20));
+    model.file.set("flex_olmo.feed_forward_length", 20u32);
+    let network = model.check("flex_olmo", true);
+    assert!(!network.blocks[1].feed_forward.experts().unwrap().normalize);
+    refused(&model.folder, "clip_qkv", json!(8.0));
+}
+
+/// A delta net's matrices of layer `layer` of OLMo Hybrid, with heads of `key` and `value` elements.
+fn delta_net(model: &mut Both, layer: usize, (heads, key, value): (usize, usize, usize)) {
+    let (keys, values) = (heads * key, heads * value);
+    for (part, own, dims) in [
+        ("attn_q.weight", "q_proj.weight", vec![40, keys]),
+        ("attn_k.weight", "k_proj.weight", vec![40, keys]),
+        ("attn_v.weight", "v_proj.weight", vec![40, values]),
+        ("attn_gate.weight", "g_proj.weight", vec![40, values]),
+        ("ssm_beta.weight", "b_proj.weight", vec![40, heads]),
+        ("ssm_alpha.weight", "a_proj.weight", vec![40, heads]),
+        ("ssm_dt.bias", "dt_bias", vec![heads]),
+        ("ssm_norm.weight", "o_norm.weight", vec![value]),
+        ("ssm_out.weight", "o_proj.weight", vec![values, 40]),
+        (
+            "ssm_conv1d.weight",
+            "conv1d.weight",
+            vec![4, 2 * keys + values],
+        ),
+        ("ssm_a", "A_log", vec![heads]),
+    ] {
+        let center = if part == "ssm_norm.weight" { 1.0 } else { 0.0 };
+        let gguf = format!("blk.{layer}.{part}");
+        let own = format!("model.layers.{layer}.linear_attn.{own}");
+        model.set_one(&gguf, &own, &dims, center);
+    }
+    // The file has what the folder's number becomes.
+    let tensor = model
+        .file
+        .tensors
+        .get_mut(&format!("blk.{layer}.ssm_a"))
+        .unwrap();
+    for x in tensor.bytes.as_chunks_mut::<4>().0 {
+        *x = (-f64::from(f32::from_le_bytes(*x)).exp() as f32).to_le_bytes();
+    }
+}
+
+#[test]
+fn olmo_hybrid_has_delta_nets_with_larger_steps() {
+    let mut model = Both::of(
+        "qwen3",
+        "olmo_hybrid",
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+    );
+    // A delta net, then a layer that attends, with norms of all heads and behind its parts.
+    let of_attention = |name: &str| name.contains(".0.attn_") || name.contains(".0.self_attn.");
+    model
+        .file
+        .tensors
+        .retain(|name, _| !of_attention(name) || name.contains("attn_norm."));
+    model.folder.tensors.retain(|name, _| !of_attention(name));
+    delta_net(&mut model, 0, (3, 12, 20));
+    for (part, own, len) in [
+        ("attn_q_norm", "self_attn.q_norm", 60),
+        ("attn_k_norm", "self_attn.k_norm", 20),
+        ("post_ffw_norm", "post_feedforward_layernorm", 40),
+    ] {
+        let gguf = format!("blk.1.{part}.weight");
+        model.set_one(&gguf, &format!("model.layers.1.{own}.weight"), &[len], 1.0);
+    }
+    model.file.tensors.remove("blk.1.attn_norm.weight").unwrap();
+    model
+        .folder
+        .tensors
+        .remove("model.layers.1.input_layernorm.weight")
+        .unwrap();
+    model.file.rename_tensors("ffn_norm", "post_attention_norm");
+    let recurrent = flags([true, false]);
+    for (key, value) in [
+        ("attention.recurrent_layers", recurrent),
+        ("attention.rotates", true.into()),
+        ("ssm.doubled_steps", true.into()),
+        ("ssm.conv_kernel", 4u32.into()),
+        ("ssm.state_size", 12u32.into()),
+        ("ssm.group_count", 3u32.into()),
+        ("ssm.time_step_rank", 3u32.into()),
+        ("ssm.inner_size", 60u32.into()),
+    ] {
+        model.file.set(&format!("olmo_hybrid.{key}"), value);
+    }
+    for (key, value) in [
+        ("layer_types", json!(["linear_attention", "full_attention"])),
+        ("linear_key_head_dim", json!(12)),
+        ("linear_value_head_dim", json!(20)),
+        ("linear_num_key_heads", json!(3)),
+        ("linear_num_value_heads", json!(3)),
+    ] {
+        model.folder.set(key, value);
+    }
+    let network = model.check("olmo_hybrid", true);
+    let net = |network: &Network| match &network.blocks[0].mixer {
+        Mixer::DeltaNet(net) => (**net).clone(),
+        _ => panic!("no delta net"),
+    };
+    assert_eq!(
+        (net(&network).beta_scale, net(&network).norm.eps),
+        (2.0, 1e-5)
+    );
+    assert!(network.blocks[1].mixer.rope().is_some());
+    // As published folders have it: convolutions apart.
+    let name = "model.layers.0.linear_attn.conv1d.weight";
+    let joined = model.folder.tensors.remove(name).unwrap();
+    let mut from = 0;
+    for (part, channels) in [("q", 36), ("k", 36), ("v", 60)] {
+        let end = from + channels * 16;
+        let apart = Stored {
+            ty: joined.ty.clone(),
+            shape: vec![channels, 1, 4],
+            bytes: joined.bytes[from..end].to_vec(),
+        };
+        model
+            .folder
+            .tensors
+            .insert(name.replace("conv1d", &format!("{part}_conv1d")), apart);
+        from = end;
+    }
+    model.check("olmo_hybrid", true);
+    refused(&model.folder, "linear_num_value_heads", json!(6));
+    model.folder.set(
+        "rope_parameters",
+        json!({"rope_type": "default", "rope_theta": null}),
+    );
+    model.folder.set("linear_allow_neg_eigval", json!(false));
+    let network = network_of(&model.folder);
+    agrees(&network);
+    assert!(network.blocks[1].mixer.rope().is_none());
+    assert_eq!(net(&network).beta_scale, 1.0);
+}
+
+#[test]
+fn kimi_linear_has_steps_of_channels_and_does_not_rotate() {
+    let mut model = Both::of(
+        "deepseek_v3",
+        "kimi-linear",
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+    );
+    // Layers 0 and 2 are delta nets, and layer 1 attends.
+    for layer in [0, 2] {
+        let of_attention = |name: &str| {
+            name.contains(&format!(".{layer}.attn_"))
+                || name.contains(&format!(".{layer}.self_attn."))
+        };
+        model
+            .file
+            .tensors
+            .retain(|name, _| !of_attention(name) || name.contains("attn_norm."));
+        model.folder.tensors.retain(|name, _| !of_attention(name));
+        for (part, own, dims) in [
+            ("attn_q.weight", "q_proj.weight", vec![36, 42]),
+            ("attn_k.weight", "k_proj.weight", vec![36, 42]),
+            ("attn_v.weight", "v_proj.weight", vec![36, 42]),
+            ("attn_output.weight", "o_proj.weight", vec![42, 36]),
+            ("ssm_f_a.weight", "f_a_proj.weight", vec![36, 14]),
+            ("ssm_f_b.weight", "f_b_proj.weight", vec![14, 42]),
+            ("ssm_g_a.weight", "g_a_proj.weight", vec![36, 14]),
+            ("ssm_g_b.weight", "g_b_proj.weight", vec![14, 42]),
+            ("ssm_beta.weight", "b_proj.weight", vec![36, 3]),
+            ("ssm_dt.bias", "dt_bias", vec![42]),
+            ("ssm_norm.weight", "o_norm.weight", vec![14]),
+            ("ssm_conv1d_q.weight", "q_conv1d.weight", vec![4, 1, 42]),
+            ("ssm_conv1d_k.weight", "k_conv1d.weight", vec![4, 1, 42]),
+            ("ssm_conv1d_v.weight", "v_conv1d.weight", vec![4, 1, 42]),
+            ("ssm_a", "A_log", vec![1, 3, 1, 1]),
+        ] {
+            let center = if part == "ssm_norm.weight" { 1.0 } else { 0.0 };
+            let gguf = format!("blk.{layer}.{part}");
+            let own = format!("model.layers.{layer}.self_attn.{own}");
+            model.set_one(&gguf, &own, &dims, center);
+        }
+        let tensor = model
+            .file
+            .tensors
+            .get_mut(&format!("blk.{layer}.ssm_a"))
+            .unwrap();
+        for x in tensor.bytes.as_chunks_mut::<4>().0 {
+            *x = (-f64::from(f32::from_le_bytes(*x)).exp() as f32).to_le_bytes();
+        }
+    }
+    model.folder.config.remove("rope_parameters").unwrap();
+    let scaling = |key: &str| key.contains(".rope.scaling.");
+    model.file.metadata.retain(|key, _| !scaling(key));
+    let heads = Value::Array(Array::I64(vec![0, 1, 0]));
+    model.file.set("kimi-linear.attention.head_count_kv", heads);
+    model.file.set("kimi-linear.kda.head_dim", 14u32);
+    model.file.set("kimi-linear.ssm.conv_kernel", 4u32);
+    // Experts by the names of its folders.
+    model.folder.tensors = std::mem::take(&mut model.folder.tensors)
+        .into_iter()
+        .map(|(name, stored)| match name.contains("layers.0.") {
+            true => (name, stored),
+            false => (name.replace(".mlp.", ".block_sparse_moe."), stored),
+        })
+        .collect();
+    let taken = |folder: &mut Folder, key: &str| folder.config.remove(key).unwrap();
+    for (old, new) in [
+        ("n_routed_experts", "num_experts"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("n_group", "num_expert_group"),
+        ("norm_topk_prob", "moe_renormalize"),
+        ("max_position_embeddings", "model_max_length"),
+    ] {
+        let value = taken(&mut model.folder, old);
+        model.folder.set(new, value);
+    }
+    let linear = |attending: &[u32], others: &[u32]| {
+        json!({"full_attn_layers": attending, "kda_layers": others, "num_heads": 3, "head_dim": 14,
+            "short_conv_kernel_size": 4})
+    };
+    model
+        .folder
+        .set("linear_attn_config", linear(&[2], &[1, 3]));
+    let network = model.check("kimi-linear", true);
+    let Mixer::DeltaNet(net) = &network.blocks[0].mixer else {
+        panic!("no delta net");
+    };
+    assert!(net.sigmoid_gate && net.z_short.is_some());
+    assert!(
+        network.blocks[1]
+            .mixer
+            .rope()
+            .unwrap()
+            .inv_freq
+            .iter()
+            .all(|f| *f == 0.0)
+    );
+    model.without(
+        "blk.2.ssm_conv1d_k.weight",
+        "model.layers.2.self_attn.k_conv1d.weight",
+    );
+    model.without(
+        "blk.0.ssm_f_b.weight",
+        "model.layers.0.self_attn.f_b_proj.weight",
+    );
+    refused(&model.folder, "mla_use_nope", json!(false));
+    refused(
+        &model.folder,
+        "moe_router_activation_func",
+        json!("softmax"),
+    );
+    model.folder.set("linear_attn_config", linear(&[2], &[1]));
+    let e = model.folder.open().unwrap_err();
+    assert_eq!(e.status, Status::InvalidModel, "{e}");
+    assert!(e.message.contains("kda_layers"), "{e}");
 }

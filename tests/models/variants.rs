@@ -88,15 +88,20 @@ impl Both {
 
 /// The last logits of a text in several pieces, and in one, which are those of the plain evaluation.
 pub fn agrees(network: &Network) -> Vec<u32> {
+    agrees_over(network, N_TOKENS)
+}
+
+/// The same of a text of that length.
+pub fn agrees_over(network: &Network, n_tokens: usize) -> Vec<u32> {
     let mut random = Random::new(3, "tokens of variants");
     let token = |_| (random.bits() % network.n_vocab as u64) as u32;
-    let tokens: Vec<u32> = (0..N_TOKENS).map(token).collect();
+    let tokens: Vec<u32> = (0..n_tokens).map(token).collect();
     let expected = reference_llama::logits(network, &tokens);
     let largest = expected.iter().flatten().fold(0f64, |a, b| a.max(b.abs()));
     let weights: Arc<dyn Weights> = CpuWeights::load(network, 2, &mut |_| Ok(())).unwrap();
     let mut bits = Vec::new();
-    for piece in [1, 7, N_TOKENS] {
-        let mut runner = Driven::with_context(&weights, N_TOKENS, KvType::F32);
+    for piece in [1, 7, n_tokens] {
+        let mut runner = Driven::with_context(&weights, n_tokens, KvType::F32);
         let mut out = vec![0.0; network.n_vocab];
         let mut seen = 0;
         for piece in tokens.chunks(piece) {

@@ -30,7 +30,9 @@ pub(super) struct DeltaNetLayer {
     z_short: Option<Product>,
     sigmoid_gate: bool,
     steps: Vec<Product>,
-    /// What steps of channels come by way of.
+    /// Whether steps are of channels,
+    of_channels: bool,
+    /// and what they come by way of.
     a_short: Option<Product>,
     /// The biases of the steps, one behind the other.
     step_bias: Vec<f32>,
@@ -39,6 +41,7 @@ pub(super) struct DeltaNetLayer {
     heads: Vec<Head>,
     conv: Convolution,
     decay: Vec<f32>,
+    decay_floor: Option<f32>,
     dt_bias: Vec<f32>,
     norm: NormWeights,
     output: Product,
@@ -71,7 +74,10 @@ impl DeltaNetLayer {
             }
         });
         let (linears, a_short) = match &m.steps {
-            DeltaSteps::Channels { b, short, a } => (vec![b, a], Some(product(short, isa)?)),
+            DeltaSteps::Channels { b, short, a } => {
+                let short = short.as_ref().map(|short| product(short, isa));
+                (vec![b, a], short.transpose()?)
+            }
             steps => (steps.linears().collect(), None),
         };
         let steps: Vec<Product> = linears
@@ -106,7 +112,9 @@ impl DeltaNetLayer {
             beta_scale: m.beta_scale,
             heads: heads.collect(),
             conv: Convolution::new(&m.conv)?,
+            of_channels: matches!(m.steps, DeltaSteps::Channels { .. }),
             decay: floats(&m.decay, "the decay of a delta net")?,
+            decay_floor: m.decay_floor,
             dt_bias: floats(&m.dt_bias, "the bias of a delta net")?,
             norm: NormWeights::new(&m.norm)?,
             output: product(&m.output, isa)?,
@@ -125,7 +133,9 @@ impl DeltaNetLayer {
     pub fn short_rows(m: &DeltaNet) -> [usize; 2] {
         let of_gates = m.z_short.as_ref().map_or(0, |short| short.weight.rows());
         match &m.steps {
-            DeltaSteps::Channels { short, .. } => [of_gates, short.weight.rows()],
+            DeltaSteps::Channels {
+                short: Some(short), ..
+            } => [of_gates, short.weight.rows()],
             _ => [of_gates, 0],
         }
     }
@@ -140,45 +150,37 @@ impl DeltaNetLayer {
     }
 
     /// Products of a net whose steps are of channels: those of the input, then those of shorter vectors.
-    fn products_of_channels(
-        &self,
-        pass: &Pass,
-        [q, k, v, z]: [Rows; 4],
-        a_short: &Product,
-    ) -> Result<()> {
+    fn products_of_channels(&self, pass: &Pass, [q, k, v, z]: [Rows; 4]) -> Result<()> {
         let b = &pass.tokens.buffers;
         let [of_b, of_a] = &self.steps[..] else {
             unreachable!("two");
         };
         let place = |at, product| Rows::of(b.steps.from(at), product, b.sizes.steps);
         let steps = [place(0, of_b), place(of_b.matrix.rows(), of_a)];
+        // What comes of the input itself, or the shorter vector in its place, behind the steps.
         let behind = self.step_bias.len();
-        let short = place(behind, a_short);
-        let inputs = [&self.q, &self.k, &self.v, of_b, a_short];
-        let outs = [q, k, v, steps[0], short];
-        match &self.z_short {
-            None => {
-                let [q, k, v, b, a] = inputs;
-                let [of_q, of_k, of_v, out_b, out_a] = outs;
-                pass.products(
-                    [q, k, v, b, a, &self.z],
-                    [of_q, of_k, of_v, out_b, out_a, z],
-                )?;
-            }
-            Some(z_short) => {
-                let [q, k, v, b, a] = inputs;
-                let [of_q, of_k, of_v, out_b, out_a] = outs;
-                let gates = place(behind + a_short.matrix.rows(), z_short);
-                pass.products(
-                    [q, k, v, b, a, z_short],
-                    [of_q, of_k, of_v, out_b, out_a, gates],
-                )?;
-                pass.encode(None, gates, self.z.matrix.encodings())?;
-                pass.products([&self.z], [z])?;
-            }
+        let (a, out_a) = match &self.a_short {
+            None => (of_a, steps[1]),
+            Some(short) => (short, place(behind, short)),
+        };
+        let behind = behind + self.a_short.as_ref().map_or(0, |short| short.matrix.rows());
+        let (gate, out_z) = match &self.z_short {
+            None => (&self.z, z),
+            Some(short) => (short, place(behind, short)),
+        };
+        pass.products(
+            [&self.q, &self.k, &self.v, of_b, a, gate],
+            [q, k, v, steps[0], out_a, out_z],
+        )?;
+        if self.z_short.is_some() {
+            pass.encode(None, out_z, self.z.matrix.encodings())?;
+            pass.products([&self.z], [z])?;
         }
-        pass.encode(None, short, of_a.matrix.encodings())?;
-        pass.products([of_a], [steps[1]])
+        if self.a_short.is_some() {
+            pass.encode(None, out_a, of_a.matrix.encodings())?;
+            pass.products([of_a], [steps[1]])?;
+        }
+        Ok(())
     }
 
     /// Floats of its small vectors.
@@ -202,11 +204,7 @@ impl DeltaNetLayer {
         );
         let v = Rows::of(b.v, &self.v, b.sizes.kv);
         match &self.steps[..] {
-            _ if self.a_short.is_some() => {
-                if let Some(short) = &self.a_short {
-                    self.products_of_channels(pass, [q, k, v, z], short)?;
-                }
-            }
+            _ if self.of_channels => self.products_of_channels(pass, [q, k, v, z])?,
             [both] => pass.products(
                 [&self.q, &self.k, &self.v, &self.z, both],
                 [q, k, v, z, steps(0)],
@@ -272,15 +270,18 @@ impl DeltaNetLayer {
                 let decay = self.decay[head];
                 let gate = |at: usize, dt_bias: f32| {
                     let dt = steps[at] + self.step_bias[at] + dt_bias;
-                    (decay * softplus(dt)).exp()
+                    match self.decay_floor {
+                        None => (decay * softplus(dt)).exp(),
+                        Some(floor) => (floor * sigmoid(decay * dt)).exp(),
+                    }
                 };
                 let queries = &queries[..key_dim];
-                match self.a_short {
-                    None => {
+                match self.of_channels {
+                    false => {
                         let gate = gate(of.a, self.dt_bias[head]);
                         delta_step(isa, state, keys, queries, v, gate, beta);
                     }
-                    Some(_) => {
+                    true => {
                         for (i, out) in gates.iter_mut().enumerate() {
                             *out = gate(of.a + i, self.dt_bias[head * key_dim + i]);
                         }

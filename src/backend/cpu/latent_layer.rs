@@ -3,7 +3,7 @@
 //! into the space of latent vectors before they meet the keys, and what heads gather leaves it.
 
 use super::attention::attend;
-use super::elementwise::{rotate, scale_by};
+use super::elementwise::{add_bias, rotate, scale_by};
 use super::kv::{Half, put};
 use super::layer::{NormWeights, Product, product, table_len, union};
 use super::matmul::{Activations, Encodings, Isa, View};
@@ -11,6 +11,7 @@ use super::pages::Span;
 use super::pass::{Pass, Post, Rows as Row, Tokens, product_cost};
 use super::pool::Work;
 use super::profile::product_bytes;
+use super::recurrence::sigmoid;
 use super::rows::{ROWS, Rows, Scores};
 use super::weights::ThreadSpace;
 use crate::backend::{KvType, Work as Kind};
@@ -34,6 +35,7 @@ pub(super) struct LatentLayer {
     kv_norm: Option<NormWeights>,
     to_latent: Product,
     from_latent: Product,
+    gate: Option<Product>,
     output: Product,
     rope: Rope,
     /// Where the rotary table is in a position's tables.
@@ -82,6 +84,10 @@ impl LatentLayer {
             kv_norm: NormWeights::find(&a.kv_norm)?,
             to_latent: product(&a.to_latent, isa)?,
             from_latent: product(&a.from_latent, isa)?,
+            gate: match &a.gate {
+                Some(gate) => Some(product(gate, isa)?),
+                None => None,
+            },
             output: product(&a.output, isa)?,
             at: start..start + table_len(&a.rope),
             rope: a.rope.clone(),
@@ -111,10 +117,14 @@ impl LatentLayer {
         };
         let first = self.q_a.as_ref().map_or(&self.q, |(q_a, _)| q_a);
         let products = [first, &self.kv];
-        pass.encode(norm, pass.input(), union(products))?;
+        let read = products.into_iter().chain(&self.gate);
+        pass.encode(norm, pass.input(), union(read))?;
         pass.marks.end_norm(norm);
         let q = row(b.q, self.q.matrix.rows(), b.sizes.q);
         let kv = row(b.k, self.key_len(), b.sizes.kv);
+        if let Some(gate) = &self.gate {
+            pass.products([gate], [Row::of(b.steps, gate, b.sizes.steps)])?;
+        }
         match &self.q_a {
             None => pass.products(products, [q, kv])?,
             Some((q_a, norm)) => {
@@ -146,11 +156,37 @@ impl LatentLayer {
             let out = values.base().wrapping_add(head * self.value_dim);
             (out, b.sizes.q)
         })?;
+        if let Some(gate) = &self.gate {
+            self.apply_gate(pass, gate)?;
+        }
         let gathered = row(b.q, self.n_heads * self.value_dim, b.sizes.q);
         pass.add_product(gathered, &self.output, post)?;
         let output = || product_bytes([&self.output, &self.from_latent]);
         pass.marks.end(Kind::Output, output);
         Ok(())
+    }
+
+    /// Multiplies the heads' results by their gates, in plain code: its bits are the same on every instruction set.
+    fn apply_gate(&self, pass: &Pass, gate: &Product) -> Result<()> {
+        let b = &pass.tokens.buffers;
+        let (heads, n) = (self.n_heads, self.n_heads * self.value_dim);
+        pass.phase(
+            Work::even(pass.tokens.count, 50 + n as u64 / 2),
+            |_, range| {
+                for t in range {
+                    // SAFETY: each token is one thread's.
+                    let (out, gates) = unsafe {
+                        let gates = b.steps.part(t * b.sizes.steps, heads);
+                        (b.q.part(t * b.sizes.q, n), gates)
+                    };
+                    add_bias(gates, gate.bias.as_deref());
+                    for (out, gate) in out.chunks_exact_mut(self.value_dim).zip(&*gates) {
+                        let factor = sigmoid(*gate);
+                        out.iter_mut().for_each(|out| *out *= factor);
+                    }
+                }
+            },
+        )
     }
 
     /// Puts a token's latent vector into its cache, and readies its queries: the rotated part in its

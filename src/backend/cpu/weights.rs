@@ -240,6 +240,9 @@ impl Sizes {
         self.group = self.group.max(TOGETHER.min(a.n_heads));
         self.latents = self.latents.max(a.n_heads * key);
         self.heads.include(a);
+        if a.gate.is_some() {
+            self.steps = self.steps.max(a.n_heads);
+        }
         if let Some(q_a) = &a.q_a {
             self.q_rank = self.q_rank.max(q_a.weight.rows());
             self.n_ff = self.n_ff.max(q_a.weight.rows());

@@ -57,6 +57,13 @@ impl Jobs {
                 kv.head_dim
             );
         }
+        if let Some(gate) = &a.gate {
+            fail!(
+                Unsupported,
+                "tensor {}: gates of latent attention are not supported on a GPU; they are on a CPU",
+                gate.weight.name
+            );
+        }
         let norm = match &a.kv_norm {
             Some(norm) => self.norm(norm)?,
             None => args::Norm::default(),
