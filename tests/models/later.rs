@@ -860,72 +860,38 @@ fn olmo_hybrid_has_delta_nets_with_larger_steps() {
     assert_eq!(net(&network).beta_scale, 1.0);
 }
 
-#[test]
-fn kimi_linear_has_steps_of_channels_and_does_not_rotate() {
-    let mut model = Both::of(
-        "deepseek_v3",
-        "kimi-linear",
-        "kimi_linear",
-        "KimiLinearForCausalLM",
-    );
-    // Layers 0 and 2 are delta nets, and layer 1 attends.
+/// DeepSeek V3's tiny model with delta nets with steps of channels in layers 0 and 2, whose parts `parts` names, with what the numbers of
+/// `ssm_a` are multiplied by behind their exponential.
+fn with_channels(
+    mut model: Both,
+    prefix: &str,
+    parts: &[(&str, &str, &[usize])],
+    sign: f64,
+) -> Both {
     for layer in [0, 2] {
         let of_attention = |name: &str| {
             name.contains(&format!(".{layer}.attn_"))
                 || name.contains(&format!(".{layer}.self_attn."))
         };
-        model
-            .file
-            .tensors
-            .retain(|name, _| !of_attention(name) || name.contains("attn_norm."));
-        model.folder.tensors.retain(|name, _| !of_attention(name));
-        for (part, own, dims) in [
-            ("attn_q.weight", "q_proj.weight", vec![36, 42]),
-            ("attn_k.weight", "k_proj.weight", vec![36, 42]),
-            ("attn_v.weight", "v_proj.weight", vec![36, 42]),
-            ("attn_output.weight", "o_proj.weight", vec![42, 36]),
-            ("ssm_f_a.weight", "f_a_proj.weight", vec![36, 14]),
-            ("ssm_f_b.weight", "f_b_proj.weight", vec![14, 42]),
-            ("ssm_g_a.weight", "g_a_proj.weight", vec![36, 14]),
-            ("ssm_g_b.weight", "g_b_proj.weight", vec![14, 42]),
-            ("ssm_beta.weight", "b_proj.weight", vec![36, 3]),
-            ("ssm_dt.bias", "dt_bias", vec![42]),
-            ("ssm_norm.weight", "o_norm.weight", vec![14]),
-            ("ssm_conv1d_q.weight", "q_conv1d.weight", vec![4, 1, 42]),
-            ("ssm_conv1d_k.weight", "k_conv1d.weight", vec![4, 1, 42]),
-            ("ssm_conv1d_v.weight", "v_conv1d.weight", vec![4, 1, 42]),
-            ("ssm_a", "A_log", vec![1, 3, 1, 1]),
-        ] {
-            let center = if part == "ssm_norm.weight" { 1.0 } else { 0.0 };
+        let kept = |name: &str| !of_attention(name) || name.contains("attn_norm.");
+        model.file.tensors.retain(|name, _| kept(name));
+        model.folder.tensors.retain(|name, _| kept(name));
+        for (part, own, dims) in parts {
+            let center = if *part == "ssm_norm.weight" { 1.0 } else { 0.0 };
             let gguf = format!("blk.{layer}.{part}");
-            let own = format!("model.layers.{layer}.self_attn.{own}");
-            model.set_one(&gguf, &own, &dims, center);
+            let own = format!("model.layers.{layer}.{prefix}.{own}");
+            model.set_one(&gguf, &own, dims, center);
         }
-        let tensor = model
-            .file
-            .tensors
-            .get_mut(&format!("blk.{layer}.ssm_a"))
-            .unwrap();
+        let name = format!("blk.{layer}.ssm_a");
+        let tensor = model.file.tensors.get_mut(&name).unwrap();
         for x in tensor.bytes.as_chunks_mut::<4>().0 {
-            *x = (-f64::from(f32::from_le_bytes(*x)).exp() as f32).to_le_bytes();
+            let exponential = f64::from(f32::from_le_bytes(*x)).exp() as f32;
+            *x = (sign as f32 * exponential).to_le_bytes();
         }
     }
     model.folder.config.remove("rope_parameters").unwrap();
     let scaling = |key: &str| key.contains(".rope.scaling.");
     model.file.metadata.retain(|key, _| !scaling(key));
-    let heads = Value::Array(Array::I64(vec![0, 1, 0]));
-    model.file.set("kimi-linear.attention.head_count_kv", heads);
-    model.file.set("kimi-linear.kda.head_dim", 14u32);
-    model.file.set("kimi-linear.ssm.conv_kernel", 4u32);
-    // Experts by the names of its folders.
-    model.folder.tensors = std::mem::take(&mut model.folder.tensors)
-        .into_iter()
-        .map(|(name, stored)| match name.contains("layers.0.") {
-            true => (name, stored),
-            false => (name.replace(".mlp.", ".block_sparse_moe."), stored),
-        })
-        .collect();
-    let taken = |folder: &mut Folder, key: &str| folder.config.remove(key).unwrap();
     for (old, new) in [
         ("n_routed_experts", "num_experts"),
         ("num_experts_per_tok", "num_experts_per_token"),
@@ -934,9 +900,55 @@ fn kimi_linear_has_steps_of_channels_and_does_not_rotate() {
         ("norm_topk_prob", "moe_renormalize"),
         ("max_position_embeddings", "model_max_length"),
     ] {
-        let value = taken(&mut model.folder, old);
+        let value = model.folder.config.remove(old).unwrap();
         model.folder.set(new, value);
     }
+    let architecture = ["kimi-linear", "bailingmoe3"][usize::from(sign > 0.0)];
+    let heads = Value::Array(Array::I64(vec![0, 1, 0]));
+    for (key, value) in [
+        ("attention.head_count_kv", heads),
+        ("kda.head_dim", 14u32.into()),
+        ("ssm.conv_kernel", 4u32.into()),
+    ] {
+        model.file.set(&format!("{architecture}.{key}"), value);
+    }
+    model
+}
+
+#[test]
+fn kimi_linear_has_steps_of_channels_and_does_not_rotate() {
+    let class = "KimiLinearForCausalLM";
+    let model = Both::of("deepseek_v3", "kimi-linear", "kimi_linear", class);
+    let mut model = with_channels(
+        model,
+        "self_attn",
+        &[
+            ("attn_q.weight", "q_proj.weight", &[36, 42]),
+            ("attn_k.weight", "k_proj.weight", &[36, 42]),
+            ("attn_v.weight", "v_proj.weight", &[36, 42]),
+            ("attn_output.weight", "o_proj.weight", &[42, 36]),
+            ("ssm_f_a.weight", "f_a_proj.weight", &[36, 14]),
+            ("ssm_f_b.weight", "f_b_proj.weight", &[14, 42]),
+            ("ssm_g_a.weight", "g_a_proj.weight", &[36, 14]),
+            ("ssm_g_b.weight", "g_b_proj.weight", &[14, 42]),
+            ("ssm_beta.weight", "b_proj.weight", &[36, 3]),
+            ("ssm_dt.bias", "dt_bias", &[42]),
+            ("ssm_norm.weight", "o_norm.weight", &[14]),
+            ("ssm_conv1d_q.weight", "q_conv1d.weight", &[4, 1, 42]),
+            ("ssm_conv1d_k.weight", "k_conv1d.weight", &[4, 1, 42]),
+            ("ssm_conv1d_v.weight", "v_conv1d.weight", &[4, 1, 42]),
+            ("ssm_a", "A_log", &[1, 3, 1, 1]),
+        ],
+        -1.0,
+    );
+    // Experts by the names of its folders.
+    model.folder.tensors = std::mem::take(&mut model.folder.tensors)
+        .into_iter()
+        .map(|(name, stored)| match name.contains("layers.0.") {
+            true => (name, stored),
+            false => (name.replace(".mlp.", ".block_sparse_moe."), stored),
+        })
+        .collect();
     let linear = |attending: &[u32], others: &[u32]| {
         json!({"full_attn_layers": attending, "kda_layers": others, "num_heads": 3, "head_dim": 14,
             "short_conv_kernel_size": 4})
@@ -976,4 +988,83 @@ fn kimi_linear_has_steps_of_channels_and_does_not_rotate() {
     let e = model.folder.open().unwrap_err();
     assert_eq!(e.status, Status::InvalidModel, "{e}");
     assert!(e.message.contains("kda_layers"), "{e}");
+}
+
+#[test]
+fn ling_3_has_a_floor_of_its_decay_and_gates_of_heads() {
+    let class = "BailingMoeV3ForCausalLM";
+    let model = Both::of("deepseek_v3", "bailingmoe3", "bailing_hybrid", class);
+    let mut model = with_channels(
+        model,
+        "attention",
+        &[
+            ("attn_q.weight", "q_proj.weight", &[36, 42]),
+            ("attn_k.weight", "k_proj.weight", &[36, 42]),
+            ("attn_v.weight", "v_proj.weight", &[36, 42]),
+            ("attn_output.weight", "dense.weight", &[42, 36]),
+            ("ssm_f_a.weight", "f_proj.weight", &[36, 42]),
+            ("ssm_g_a.weight", "g_proj.weight", &[36, 42]),
+            ("ssm_beta.weight", "b_proj.weight", &[36, 3]),
+            ("ssm_dt.bias", "dt_bias", &[42]),
+            ("ssm_norm.weight", "o_norm.weight", &[14]),
+            ("ssm_conv1d_q.weight", "q_conv1d.weight", &[4, 1, 42]),
+            ("ssm_conv1d_k.weight", "k_conv1d.weight", &[4, 1, 42]),
+            ("ssm_conv1d_v.weight", "v_conv1d.weight", &[4, 1, 42]),
+            ("ssm_a", "A_log", &[3]),
+        ],
+        1.0,
+    );
+    let gate = "model.layers.1.attention.g_proj.weight";
+    model.set_one("blk.1.attn_gate.weight", gate, &[36, 3], 0.0);
+    let limits = Value::Array(Array::F32(vec![0.0, 0.02, 0.0]));
+    for (key, value) in [
+        ("kda.safe_gate", true.into()),
+        ("kda.gate_lower_bound", (-3f32).into()),
+        ("swiglu_clamp_exp", limits),
+    ] {
+        model.file.set(&format!("bailingmoe3.{key}"), value);
+    }
+    model.folder.tensors = std::mem::take(&mut model.folder.tensors)
+        .into_iter()
+        .map(|(name, stored)| {
+            let name = name
+                .replace("embed_tokens", "word_embeddings")
+                .replace("self_attn.o_proj", "attention.dense")
+                .replace("self_attn.", "attention.")
+                .replace("e_score_correction_bias", "expert_bias");
+            (name, stored)
+        })
+        .collect();
+    for (key, value) in [
+        ("head_dim", json!(14)),
+        ("kda_lower_bound", json!(-3.0)),
+        ("no_kda_lora", json!(true)),
+        ("rope_theta", json!(1e4)),
+        ("expert_swiglu_limit_list", json!([null, 0.02, null, 1.0])),
+        (
+            "layer_types",
+            json!(["linear_attention", "full_attention", "linear_attention"]),
+        ),
+    ] {
+        model.folder.set(key, value);
+    }
+    let network = model.check("bailingmoe3", true);
+    let Mixer::Latent(attention) = &network.blocks[1].mixer else {
+        panic!("no latent attention");
+    };
+    assert!(attention.gate.is_some() && attention.rope.inv_freq[0] == 1.0);
+    let Mixer::DeltaNet(net) = &network.blocks[2].mixer else {
+        panic!("no delta net");
+    };
+    assert!(net.decay_floor == Some(-3.0) && net.z_short.is_none());
+    model.without("blk.1.attn_gate.weight", gate);
+    model.refused("bailingmoe3.kda.safe_gate", false, Status::Unsupported);
+    model.refused(
+        "bailingmoe3.kda.gate_lower_bound",
+        1f32,
+        Status::InvalidModel,
+    );
+    refused(&model.folder, "no_kda_lora", json!(false));
+    model.folder.config.remove("layer_types");
+    refused(&model.folder, "layer_group_size", json!(2));
 }

@@ -1026,7 +1026,7 @@ impl Family {
         match family.architecture {
             "step35" => super::later::step35_config(config)?,
             "bloom" => super::later::bloom_config(config),
-            "kimi-linear" => super::later::kimi_config(config)?,
+            "kimi-linear" | "bailingmoe3" => super::later::kimi_config(config)?,
             _ => {}
         }
         family.check_activation(config)?;

@@ -397,7 +397,10 @@ impl<'a> Keys<'a> {
             Some("conv") if self.architecture.starts_with("lfm") => Ok(false),
             Some("linear_attention")
                 if self.architecture.starts_with("qwen3")
-                    || matches!(self.architecture, "olmo_hybrid" | "kimi-linear") =>
+                    || matches!(
+                        self.architecture,
+                        "olmo_hybrid" | "kimi-linear" | "bailingmoe3"
+                    ) =>
             {
                 Ok(false)
             }

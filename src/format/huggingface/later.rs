@@ -308,6 +308,49 @@ pub(super) const LATER: &[Family] = &[
         keys: kimi_linear,
         ..LLAMA
     },
+    Family {
+        model_types: &["bailing_hybrid"],
+        classes: &["BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"],
+        architecture: "bailingmoe3",
+        parts: &[
+            PRE_NORMS,
+            GATED,
+            SHARED_EXPERTS,
+            &[
+                ("attention.q_proj", "attn_q"),
+                ("attention.k_proj", "attn_k"),
+                ("attention.v_proj", "attn_v"),
+                ("attention.q_a_proj", "attn_q_a"),
+                ("attention.q_a_layernorm", "attn_q_a_norm"),
+                ("attention.q_b_proj", "attn_q_b"),
+                ("attention.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+                ("attention.kv_a_layernorm", "attn_kv_a_norm"),
+                ("attention.kv_b_proj", "attn_kv_b"),
+                ("attention.dense", "attn_output"),
+                ("attention.g_proj", "attn_gate"),
+                ("attention.q_conv1d", "ssm_conv1d_q"),
+                ("attention.k_conv1d", "ssm_conv1d_k"),
+                ("attention.v_conv1d", "ssm_conv1d_v"),
+                ("attention.f_proj", "ssm_f_a"),
+                ("attention.b_proj", "ssm_beta"),
+                ("attention.A_log", "ssm_a"),
+                ("attention.dt_bias", "ssm_dt.bias"),
+                ("attention.o_norm", "ssm_norm"),
+                ("mlp.gate", "ffn_gate_inp"),
+                ("mlp.gate.expert_bias", "exp_probs_b.bias"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "num_experts_per_tok": 8,
+                "routed_scaling_factor": 2.5, "norm_topk_prob": true, "short_conv_kernel_size": 4, "layer_group_size": 6,
+                "kda_safe_gate": true, "kda_lower_bound": -5.0, "first_k_dense_replace": 2,
+                "max_position_embeddings": 262_144, "default_rope_theta": 6e6})
+        },
+        bias_flags: &[],
+        keys: bailing,
+        ..LLAMA
+    },
     // Without inputs of layers and experts.
     Family {
         model_types: &["gemma4_unified_text", "gemma4_unified"],
@@ -539,6 +582,9 @@ pub(super) fn kimi_config(config: &mut Config) -> Result<()> {
         ("full_attn_layers", "full_attention"),
         ("kda_layers", "linear_attention"),
     ];
+    if let Some(width) = config.find("short_conv_kernel_size").cloned() {
+        config.set_default("linear_conv_kernel_dim", width);
+    }
     for (old, new) in [
         ("model_max_length", "max_position_embeddings"),
         ("num_experts_per_token", "num_experts_per_tok"),
@@ -583,31 +629,9 @@ pub(super) fn kimi_config(config: &mut Config) -> Result<()> {
 
 /// Kimi Linear, some of whose layers attend, and the others have steps of each channel.
 fn kimi_linear(k: &mut Keys) -> Result<()> {
-    k.refuse("attention_bias")?;
-    for (key, only) in [
-        ("moe_router_activation_func", json!("sigmoid")),
-        ("mla_use_nope", json!(true)),
-        ("moe_layer_freq", json!(1)),
-    ] {
-        if let Some(value) = k.config.find(key).filter(|value| **value != only) {
-            fail!(
-                Unsupported,
-                "config.json: {key} is {value}; only {only} is supported"
-            );
-        }
-    }
-    latent::keys(k)?;
-    k.windowed(|_| false)?;
-    let attends: Vec<bool> = match k.config.find_array("layer_types")? {
-        Some(types) => types.iter().map(|ty| ty == "full_attention").collect(),
-        None => (0..k.n_layers)
-            .map(|layer| layer > 0 && layer.is_multiple_of(4))
-            .collect(),
-    };
-    let heads = attends.into_iter().map(i64::from).collect();
-    k.set("attention.head_count_kv", Value::Array(Array::I64(heads)));
-    let heads = k.config.size(&["num_attention_heads"])?;
+    only(k, "mla_use_nope", &json!(true))?;
     let linear = k.config.size(&["linear_num_heads"])?;
+    let heads = k.config.size(&["num_attention_heads"])?;
     if linear != heads {
         fail!(
             Unsupported,
@@ -615,6 +639,64 @@ fn kimi_linear(k: &mut Keys) -> Result<()> {
         );
     }
     k.copy_size("linear_head_dim", "kda.head_dim")?;
+    steps_of_channels(k, |layer| layer > 0 && layer.is_multiple_of(4))
+}
+
+/// Ling 3, whose decay has a floor, and whose heads that attend have gates.
+fn bailing(k: &mut Keys) -> Result<()> {
+    for (key, value) in [
+        ("no_kda_lora", json!(true)),
+        ("kda_safe_gate", json!(true)),
+        ("gated_attention_proj_granularity_type", json!("head_wise")),
+    ] {
+        only(k, key, &value)?;
+    }
+    let group = k.config.size(&["layer_group_size"])?;
+    if k.config.find("layer_types").is_none() && !k.n_layers.is_multiple_of(group) {
+        fail!(
+            Unsupported,
+            "config.json: layer_group_size is {group}, which does not divide the {} layers",
+            k.n_layers
+        );
+    }
+    // Configs of transformers have that of rope by the other name.
+    let own = ["linear_head_dim", "head_dim"];
+    k.set("kda.head_dim", k.config.size(&own)?);
+    k.set("kda.safe_gate", true);
+    k.set("kda.gate_lower_bound", k.config.f32("kda_lower_bound")?);
+    if let Some(shared) = k.config.find_size("moe_shared_expert_intermediate_size")? {
+        k.set("expert_shared_feed_forward_length", shared);
+    }
+    limits(k, "expert_swiglu_limit_list", "swiglu_clamp_exp")?;
+    limits(k, "share_expert_swiglu_limit_list", "swiglu_clamp_shexp")?;
+    steps_of_channels(k, |layer| (layer + 1).is_multiple_of(group))
+}
+
+/// `Unsupported` if a key has another value.
+fn only(k: &Keys, key: &str, only: &Json) -> Result<()> {
+    if let Some(value) = k.config.find(key).filter(|value| *value != only) {
+        fail!(
+            Unsupported,
+            "config.json: {key} is {value}; only {only} is supported"
+        );
+    }
+    Ok(())
+}
+
+/// What networks have in common whose delta nets have steps of each channel, and which layers attend if no list says so.
+fn steps_of_channels(k: &mut Keys, attends: impl Fn(u64) -> bool) -> Result<()> {
+    k.refuse("attention_bias")?;
+    only(k, "moe_router_activation_func", &json!("sigmoid"))?;
+    only(k, "score_function", &json!("sigmoid"))?;
+    only(k, "moe_layer_freq", &json!(1))?;
+    latent::keys(k)?;
+    k.windowed(|_| false)?;
+    let attends: Vec<bool> = match k.config.find_array("layer_types")? {
+        Some(types) => types.iter().map(|ty| ty == "full_attention").collect(),
+        None => (0..k.n_layers).map(attends).collect(),
+    };
+    let heads = attends.into_iter().map(i64::from).collect();
+    k.set("attention.head_count_kv", Value::Array(Array::I64(heads)));
     k.copy_size("linear_conv_kernel_dim", "ssm.conv_kernel")?;
     keys::experts(k)?;
     k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
@@ -760,22 +842,25 @@ fn step35(k: &mut Keys) -> Result<()> {
     let window = k.config.find_size("sliding_window")?;
     let window = window.unwrap_or(k.config.size(&["max_position_embeddings"])?);
     k.set_windows(window, windowed);
-    for (from, to) in [
-        ("swiglu_limits", "swiglu_clamp_exp"),
-        ("swiglu_limits_shared", "swiglu_clamp_shexp"),
-    ] {
-        let Some(list) = k.config.find_array(from)? else {
-            continue;
-        };
-        let limit = |value: &Json| match value {
-            Json::Null => Some(0.0),
-            number => Some(number.as_f64()? as f32),
-        };
-        let limits: Option<Vec<f32>> = list.iter().map(limit).collect();
-        match limits {
-            Some(limits) => k.set(to, Value::Array(Array::F32(limits))),
-            None => return Err(wrong(from, &list.clone().into(), "a list of numbers")),
-        }
+    limits(k, "swiglu_limits", "swiglu_clamp_exp")?;
+    limits(k, "swiglu_limits_shared", "swiglu_clamp_shexp")
+}
+
+/// Sets the limits of layers, if there are any; null stands for none.
+fn limits(k: &mut Keys, from: &str, to: &str) -> Result<()> {
+    let Some(list) = k.config.find_array(from)? else {
+        return Ok(());
+    };
+    let limit = |value: &Json| match value {
+        Json::Null => Some(0.0),
+        number => Some(number.as_f64()? as f32),
+    };
+    // The list may go on for layers that guess further tokens.
+    let own = &list[..list.len().min(k.n_layers as usize)];
+    let limits: Option<Vec<f32>> = own.iter().map(limit).collect();
+    match limits {
+        Some(limits) => k.set(to, Value::Array(Array::F32(limits))),
+        None => return Err(wrong(from, &list.clone().into(), "a list of numbers")),
     }
     Ok(())
 }

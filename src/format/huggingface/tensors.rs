@@ -295,6 +295,12 @@ impl<'a> Folder<'a> {
                     insert(&mut tensors, format!("blk.{layer}.{part}.weight"), tensor)?;
                 }
             } else if let Some(part) = self.family.part(part) {
+                let of_heads = stored.shape.first() == Some(&self.n_heads);
+                let part = match (self.architecture(), part) {
+                    // Gates of delta nets have the name that those of heads have.
+                    ("bailingmoe3", "attn_gate") if !of_heads => "ssm_g_a",
+                    _ => part,
+                };
                 let name = match end {
                     "" => format!("blk.{layer}.{part}"),
                     // The only norm whose name has no end in GGUF.
@@ -398,7 +404,13 @@ impl<'a> Folder<'a> {
         }
         let dims = stored.dims()?;
         let precise = ["ffn_gate_inp.", "position_embd."].iter();
-        let decay = self.family.architecture == "kimi-linear" && name.ends_with(".ssm_a");
+        // The other one's has its sign with the floor.
+        let sign = match self.family.architecture {
+            "kimi-linear" => -1.0,
+            "bailingmoe3" => 1.0,
+            _ => 0.0,
+        };
+        let decay = sign != 0.0 && name.ends_with(".ssm_a");
         let dims = match decay || name.ends_with("exp_probs_b.bias") {
             // Some have a row of them.
             true => vec![dims.iter().product()],
@@ -410,7 +422,7 @@ impl<'a> Folder<'a> {
                 values = (0..values.len()).map(|i| values[order.source(i)]).collect();
             }
             if decay {
-                let decay = |x: &mut f32| *x = -f64::from(*x).exp() as f32;
+                let decay = |x: &mut f32| *x = sign * f64::from(*x).exp() as f32;
                 values.iter_mut().for_each(decay);
             }
             let shifted = match self.family.architecture {
@@ -533,7 +545,7 @@ impl<'a> Folder<'a> {
         let own = match (self.family.architecture, stem) {
             ("gpt2" | "starcoder", "token_embd") => "wte",
             ("gpt2" | "starcoder" | "falcon" | "bloom", "output_norm") => "ln_f",
-            ("falcon" | "bailingmoe2" | "bloom", "token_embd") => "word_embeddings",
+            ("falcon" | "bailingmoe2" | "bailingmoe3" | "bloom", "token_embd") => "word_embeddings",
             ("gptneox", "token_embd") => "embed_in",
             ("gptneox", "output_norm") => "final_layer_norm",
             ("gptneox", "output") => "embed_out",
@@ -618,8 +630,10 @@ impl<'a> Folder<'a> {
                         // Layers with and without a window differ in that.
                         "mimo2" => part.starts_with("attn_sinks."),
                         // Layers with different mixers; what each needs is checked with the network.
-                        "lfm2" | "lfm2moe" | "lfm3" | "kimi-linear" | "qwen3next" | "qwen35"
-                        | "qwen35moe" | "granitehybrid" | "jamba" => is_mixer(part),
+                        "lfm2" | "lfm2moe" | "lfm3" | "kimi-linear" | "bailingmoe3"
+                        | "qwen3next" | "qwen35" | "qwen35moe" | "granitehybrid" | "jamba" => {
+                            is_mixer(part)
+                        }
                         // Norms of layers that attend come behind parts.
                         "olmo_hybrid" => {
                             is_mixer(part)
