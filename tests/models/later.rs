@@ -114,6 +114,49 @@ fn text_parts_are_read_as_the_families_that_they_are() {
     assert_eq!(bits(&gemma), bits(&Folder::family("gemma4")));
     refused(&gemma, "use_bidirectional_attention", json!("all"));
 
+    for (of, model_type, class) in [
+        ("lfm2", "lfm2_vl", "Lfm2VlForConditionalGeneration"),
+        ("glm4", "glm4v", "Glm4vForConditionalGeneration"),
+        ("glm4_moe", "glm4v_moe", "Glm4vMoeForConditionalGeneration"),
+    ] {
+        let folder = renamed(of, model_type, class);
+        assert_eq!(bits(&folder), bits(&Folder::family(of)), "{class}");
+    }
+    let mut llama = Folder::family("mistral");
+    llama.set("sliding_window", json!(null));
+    let expected = bits(&llama);
+    for (model_type, class, prefix) in [
+        (
+            "smolvlm",
+            "SmolVLMForConditionalGeneration",
+            "model.text_model.",
+        ),
+        (
+            "idefics3",
+            "Idefics3ForConditionalGeneration",
+            "model.text_model.",
+        ),
+        (
+            "voxtral",
+            "VoxtralForConditionalGeneration",
+            "language_model.model.",
+        ),
+    ] {
+        let mut whole = renamed("mistral", model_type, class);
+        whole.set("sliding_window", json!(null));
+        whole.tensors = std::mem::take(&mut whole.tensors)
+            .into_iter()
+            .map(|(name, stored)| (name.replacen("model.", prefix, 1), stored))
+            .collect();
+        let name = "model.connector.modality_projection.proj.weight";
+        whole.tensors.insert(name.into(), vision.clone());
+        whole.set("text_config", json!({"model_type": "llama"}));
+        assert_eq!(bits(&whole), expected, "{class}");
+        whole.set("text_config", json!({"model_type": "mistral"}));
+        let e = whole.open().unwrap_err();
+        assert_eq!(e.status, Status::Unsupported, "{e}");
+    }
+
     let class = "KimiK25ForConditionalGeneration";
     let mut kimi = renamed("deepseek_v3", "kimi_k25", class);
     kimi.tensors = std::mem::take(&mut kimi.tensors)

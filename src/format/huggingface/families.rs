@@ -591,8 +591,8 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
-        model_types: &["lfm2"],
-        classes: &["Lfm2ForCausalLM"],
+        model_types: &["lfm2", "lfm2_vl"],
+        classes: &["Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"],
         architecture: "lfm2",
         parts: &[ATTENTION, LFM2],
         layout: Layout::Same,
@@ -804,8 +804,8 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
-        model_types: &["glm4_moe"],
-        classes: &["Glm4MoeForCausalLM"],
+        model_types: &["glm4_moe", "glm4v_moe", "glm4v_moe_text"],
+        classes: &["Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"],
         architecture: "glm4moe",
         parts: &[
             ATTENTION,

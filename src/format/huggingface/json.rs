@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 /// Largest number that any size may be.
 const MAX_SIZE: u64 = i32::MAX as u64;
 
+/// Where [`Config::parse`] leaves the `model_type` of a text part, if the whole has another.
+pub(super) const TEXT_MODEL_TYPE: &str = "text_config.model_type";
+
 /// An object whose values are read by key. `null` is as good as no value.
 pub(super) struct Config {
     values: Map<String, Value>,
@@ -22,6 +25,8 @@ impl Config {
                 let inner = matches!(key.as_str(), "architectures" | "model_type");
                 if !(inner && values.contains_key(&key)) {
                     values.insert(key, value);
+                } else if key == "model_type" {
+                    values.insert(TEXT_MODEL_TYPE.to_owned(), value);
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! Families that came later, as those of [`super::families`]: most are others with a norm or a window more.
 
 use super::families::{
-    ATTENTION, Family, GATED, GELU_TANH, GEMMA_NORMS, GEMMA4, HEAD_NORMS, LATENT, LFM2, LLAMA,
-    Layout, PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
+    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, GEMMA_NORMS, GEMMA4, HEAD_NORMS, LATENT,
+    LFM2, LLAMA, Layout, PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
 };
-use super::json::{Config, wrong};
+use super::json::{Config, TEXT_MODEL_TYPE, wrong};
 use super::keys::{self, Keys};
 use super::relatives::leading_dense;
 use super::stored::small;
@@ -89,8 +89,8 @@ pub(super) const LATER: &[Family] = &[
         ..LLAMA
     },
     Family {
-        model_types: &["lfm3"],
-        classes: &["Lfm3ForCausalLM"],
+        model_types: &["lfm3", "lfm3_vl"],
+        classes: &["Lfm3ForCausalLM", "Lfm3VlForConditionalGeneration"],
         architecture: "lfm3",
         parts: &[
             ATTENTION,
@@ -343,12 +343,42 @@ pub(super) const LATER: &[Family] = &[
         layout: Layout::Same,
         defaults: || {
             json!({"rms_norm_eps": 1e-6, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "num_experts_per_tok": 8,
-                "routed_scaling_factor": 2.5, "norm_topk_prob": true, "short_conv_kernel_size": 4, "layer_group_size": 6,
+                "routed_scaling_factor": 2.5, "norm_topk_prob": true, "linear_conv_kernel_dim": 4, "layer_group_size": 6,
                 "kda_safe_gate": true, "kda_lower_bound": -5.0, "first_k_dense_replace": 2,
                 "max_position_embeddings": 262_144, "default_rope_theta": 6e6})
         },
         bias_flags: &[],
         keys: bailing,
+        ..LLAMA
+    },
+    // Models that see or hear, whose text part is a Llama.
+    Family {
+        model_types: &["idefics3", "smolvlm", "voxtral"],
+        classes: &[
+            "Idefics3ForConditionalGeneration",
+            "SmolVLMForConditionalGeneration",
+            "VoxtralForConditionalGeneration",
+        ],
+        keys: |k| only(k, TEXT_MODEL_TYPE, &json!("llama")),
+        ..LLAMA
+    },
+    // As GLM 4, whose head size its configs leave out.
+    Family {
+        model_types: &["glm4v_text", "glm4v"],
+        classes: &["Glm4vForConditionalGeneration"],
+        architecture: "glm4",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[
+                ("post_self_attn_layernorm", "post_attention_norm"),
+                ("post_mlp_layernorm", "post_ffw_norm"),
+            ],
+            GATED_FUSED,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5, "attention_bias": true}),
+        bias_flags: &["attention_bias"],
         ..LLAMA
     },
     // Without inputs of layers and experts.

@@ -82,16 +82,18 @@ const BIASES: &[(&str, &[&str])] = &[
     ),
 ];
 /// What may stand before a name.
-const PREFIXES: [&str; 5] = [
+const PREFIXES: [&str; 6] = [
     "model.",
     "language_model.",
+    "text_model.",
     "transformer.",
     "backbone.",
     "gpt_neox.",
 ];
 /// Parts of a model that are none of the text part: it sees or hears.
-const OTHER_PARTS: [&str; 12] = [
+const OTHER_PARTS: [&str; 13] = [
     "audio_tower.",
+    "connector.",
     "embed_audio.",
     "embed_vision.",
     "vision_tower.",
