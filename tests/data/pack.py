@@ -3,7 +3,8 @@
     python3 tests/data/pack.py [FOLDER ...]       (default: every folder of families/ and embeddings/ but those in KEPT)
 
 A folder's `model.gguf` and `model.safetensors` hold the same numbers. `weights.xz` is the xz of both, one behind the other, behind the
-length of the first (8 bytes, little-endian); it takes little more than one of them. tests/common/xz.rs and packed.rs unpack it.
+length of the first (8 bytes, little-endian); it takes little more than one of them. tests/common/xz.rs and packed.rs unpack it. A folder's
+`logits.bin` becomes `logits.bin.xz`, which tests/common/expected.rs unpacks.
 
     python3 tests/data/pack.py FILE ...
 
@@ -33,6 +34,8 @@ def compress(data: bytes) -> bytes:
 
 
 def pack(folder: Path) -> None:
+    if (folder / "logits.bin").exists():
+        pack_file(folder / "logits.bin")
     files = [folder / "model.gguf", folder / "model.safetensors"]
     if not all(file.exists() for file in files):
         return
