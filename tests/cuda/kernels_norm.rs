@@ -69,6 +69,8 @@ fn activated(activation: Activation, x: f64, up: Option<f64>) -> f64 {
             };
             above + x / 2.0
         }
+        // A GPU lacks it.
+        Activation::LimitedSilu { .. } => unreachable!("no kernel has it"),
         Activation::ClampedSwiglu { alpha, limit } => {
             let limit = f64::from(limit);
             let up = up.map(|u| u.clamp(-limit, limit) + 1.0);

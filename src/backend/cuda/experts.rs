@@ -12,7 +12,7 @@ pub use products::{DownSum, OneRow, PairInput};
 
 use super::args;
 use super::matrix::{Matrix, tiled_bytes};
-use super::plan::{Jobs, MlpPlan, activation};
+use super::plan::{Jobs, MlpPlan, checked_activation};
 use super::record::RecordType;
 use crate::error::{Result, fail};
 use crate::model::{Experts, Linear, Scoring};
@@ -172,7 +172,7 @@ impl Jobs {
             up,
             down: self.fuse(&[&e.down])?,
             n_ff: e.n_ff as u32,
-            activation: activation(e.activation, &e.up)?,
+            activation: checked_activation(e.activation, &e.up)?,
             shared: match &e.shared {
                 Some(shared) => Some(self.mlp(&shared.mlp)?),
                 None => None,

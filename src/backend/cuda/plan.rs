@@ -358,7 +358,7 @@ impl Jobs {
             up: self.fuse(&parts)?,
             gated: mlp.gate.is_some(),
             n_ff: mlp.up.weight.rows() as u32,
-            activation: activation(mlp.activation, &mlp.up)?,
+            activation: checked_activation(mlp.activation, &mlp.up)?,
             cutoff: None,
             inner_norm: self.find_norm(&mlp.inner_norm)?,
             down: self.fuse(&[&mlp.down])?,
@@ -425,7 +425,7 @@ impl Jobs {
             input: match &block.per_layer {
                 Some(input) => Some(LayerInputPlan {
                     gate: self.fuse(&[&input.gate])?,
-                    activation: activation(input.activation, &input.gate)?,
+                    activation: checked_activation(input.activation, &input.gate)?,
                     projection: self.fuse(&[&input.projection])?,
                     post_norm: self.find_norm(&input.post_norm)?,
                 }),
@@ -605,14 +605,10 @@ fn table(m: &Matrix) -> args::Table {
 pub const SILU: u32 = 0;
 pub const CLAMPED_SWIGLU: u32 = 3;
 
-/// The kernels' number and constants of the activation of a feed-forward part whose matrix `up` is. `Unsupported` if they lack it.
-pub fn activation(activation: Activation, up: &Linear) -> Result<args::Activation> {
+/// The kernels' number and constants of an activation, which is one that they have.
+pub fn activation(activation: Activation) -> args::Activation {
     let (kind, alpha, limit) = match activation {
-        Activation::LimitedSilu { .. } => fail!(
-            Unsupported,
-            "tensor {}: a feed-forward part with limits behind its activation is not supported on a GPU; it is on a CPU",
-            up.weight.name
-        ),
+        Activation::LimitedSilu { .. } => unreachable!("refused by `checked_activation`"),
         Activation::Silu => (SILU, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::Gelu => (2, 0.0, 0.0),
@@ -620,7 +616,19 @@ pub fn activation(activation: Activation, up: &Linear) -> Result<args::Activatio
         Activation::ReluSquared => (4, 0.0, 0.0),
         Activation::Xielu { alpha_p, alpha_n } => (5, alpha_p, alpha_n),
     };
-    Ok(args::Activation { kind, alpha, limit })
+    args::Activation { kind, alpha, limit }
+}
+
+/// The same of a feed-forward part whose matrix `up` is. `Unsupported` if the kernels lack it.
+pub fn checked_activation(wanted: Activation, up: &Linear) -> Result<args::Activation> {
+    if let Activation::LimitedSilu { .. } = wanted {
+        fail!(
+            Unsupported,
+            "tensor {}: a feed-forward part with limits behind its activation is not supported on a GPU; it is on a CPU",
+            up.weight.name
+        );
+    }
+    Ok(activation(wanted))
 }
 
 impl Plan {
