@@ -12,6 +12,7 @@ pub mod folder;
 pub mod fused;
 pub mod hamlet;
 pub mod heads;
+pub mod later;
 mod packed;
 pub mod quantize;
 pub mod reference_experts;
