@@ -5,7 +5,7 @@ use crate::common::folder::{Folder, Stored};
 use crate::common::later::{
     add_post_norms, change, dbrx, flex_olmo, hyperclova, lfm3, step, vault_gemma,
 };
-use crate::common::variants::{Both, LAYERS, flags};
+use crate::common::variants::{Both, flags};
 use crate::variants::{agrees, agrees_over, network_of};
 use emberlm::Status;
 use emberlm::format::{Array, Value};
