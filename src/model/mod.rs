@@ -218,14 +218,24 @@ impl Network {
                 unused::refuse(file, &network)?;
                 Ok(network)
             }
-            None => {
-                let known: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
-                fail!(
-                    Unsupported,
-                    "general.architecture is {architecture:?}; supported: {}",
-                    known.join(", ")
-                )
-            }
+            None => fail!(
+                Unsupported,
+                "general.architecture is {architecture:?}, none of the {} that are supported{}",
+                ARCHITECTURES.len(),
+                alike(architecture)
+            ),
         }
+    }
+}
+
+/// What is said about names that begin as this one does; all of them would be too much for a message.
+fn alike(architecture: &str) -> String {
+    let beginning: String = architecture.chars().take(3).collect();
+    let names = ARCHITECTURES.iter().map(|(name, _)| *name);
+    let names: Vec<_> = names.filter(|name| name.starts_with(&beginning)).collect();
+    match names[..] {
+        _ if beginning.is_empty() => String::new(),
+        [] => String::new(),
+        _ => format!(", such as {}", names.join(", ")),
     }
 }

@@ -520,7 +520,10 @@ impl Session {
         let weights = self.model.weights();
         let able = weights.max_drafts();
         if able == 0 {
-            fail!(Unsupported, "the model's device cannot verify drafts");
+            fail!(
+                Unsupported,
+                "drafts cannot be verified: the model is one of a group, or its device has no steps of several tokens"
+            );
         }
         let most = match options.most {
             0 => able.min(16),
