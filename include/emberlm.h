@@ -685,7 +685,7 @@ enum ember_split
     /**
      * Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on one
      * device. Only for GPUs, for models whose mixers are attention (also latent attention), with dense feed-forward parts or experts,
-     * and without adapters, drafts and profiles. GPUs that cannot access each other's memory need NCCL 2.18 or later: `libnccl.so.2` is
+     * and without profiles. GPUs that cannot access each other's memory need NCCL 2.18 or later: `libnccl.so.2` is
      * opened then, and a load returns `EMBER_UNSUPPORTED` if it is missing or too old. `device_layers` is NULL. Each GPU takes
      * `memory_limit` at most, beside what NCCL takes, and no layer goes to the CPU. Only one session or one batch is processed at a
      * time. A GPU that does not do its share in time (10 s; with NCCL 30 s) is `EMBER_DEVICE_LOST`, from then on for every call with the
@@ -1106,7 +1106,7 @@ typedef struct ember_event ember_event;
  * every call with the model that needs the others.
  *
  * It needs NCCL 2.18 or later (`libnccl.so.2`). Models, calls and limits are those of `EMBER_SPLIT_TENSORS`; besides, sessions are not
- * saved, restored or evicted (`EMBER_UNSUPPORTED`). Do not start decodes or prompts of several sessions at the same time, because their
+ * saved, restored or evicted, and have no drafts (`EMBER_UNSUPPORTED`). Do not start decodes or prompts of several sessions at the same time, because their
  * order could differ between ranks. Start batches instead.
  */
 typedef struct ember_group ember_group;

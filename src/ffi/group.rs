@@ -25,7 +25,7 @@ use std::time::Duration;
 /// every call with the model that needs the others.
 ///
 /// It needs NCCL 2.18 or later (`libnccl.so.2`). Models, calls and limits are those of `EMBER_SPLIT_TENSORS`; besides, sessions are not
-/// saved, restored or evicted (`EMBER_UNSUPPORTED`). Do not start decodes or prompts of several sessions at the same time, because their
+/// saved, restored or evicted, and have no drafts (`EMBER_UNSUPPORTED`). Do not start decodes or prompts of several sessions at the same time, because their
 /// order could differ between ranks. Start batches instead.
 pub struct ember_group {
     _opaque: [u8; 0],
