@@ -394,12 +394,11 @@ fn harmless_keys_change_nothing() {
 }
 
 #[test]
-fn an_unknown_architecture_is_named_beside_the_known_ones() {
+fn an_unknown_architecture_is_named() {
     let error = with(&Tiny::default(), |w| {
         w.set("general.architecture", "rwkv7");
     });
     let error = error.unwrap_err();
     assert_eq!(error.status, Status::Unsupported);
     assert!(error.message.contains("\"rwkv7\""), "{error}");
-    assert!(error.message.contains("llama"), "{error}");
 }
