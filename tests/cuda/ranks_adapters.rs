@@ -1,26 +1,23 @@
 //! Adapters of networks of which each of two GPUs has a share of every layer: each adds what they have for its share. They need two GPUs.
 
+use crate::common::TempDir;
 use crate::common::adapters::{adapted, random_adapter, scaled};
 use crate::common::drafts::{ALWAYS, Spoiled, decoded};
 use crate::common::states::{restored, saved, session};
-use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use crate::parts::{adapters_without_memory, with_adapters};
 use crate::ranks::load;
+use crate::ranks_drafts::path;
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::Session;
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::quant::TensorType;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub fn tests(tests: &mut Tests) {
     tests.push(("ranks_adapters::families".into(), Box::new(families)));
     tests.push(("ranks_adapters::sessions".into(), Box::new(sessions)));
     tests.push(("ranks_adapters::memory".into(), Box::new(memory)));
-}
-
-fn path() -> PathBuf {
-    repository_file("models/hamlet-draft-0.5m-Q8_0.gguf")
 }
 
 /// The logits of two GPUs beside those of one. Fused and gated, with biases, with windows, parallel, without gates.

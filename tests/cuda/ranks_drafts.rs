@@ -26,7 +26,7 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("ranks_drafts::options".into(), Box::new(options)));
 }
 
-fn path() -> PathBuf {
+pub fn path() -> PathBuf {
     repository_file("models/hamlet-draft-0.5m-Q8_0.gguf")
 }
 

@@ -341,13 +341,23 @@ simd_kernel! {
     pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_generic
 }
 
+/// The smaller one. A comparison with NaN is false, so NaN stays.
+#[inline(always)]
+fn below(x: f32, limit: f32) -> f32 {
+    if x > limit { limit } else { x }
+}
+
+/// `x` within limits on both sides, or NaN.
+#[inline(always)]
+fn within(x: f32, limit: f32) -> f32 {
+    let x = below(x, limit);
+    if x < -limit { -limit } else { x }
+}
+
 /// `gate = min(gate / (1 + exp(-gate)), limit) * clamp(up, -limit, limit)`
 #[inline(always)]
 unsafe fn silu_limited_generic<L: Lanes>(gate: &mut [f32], up: &[f32], limit: f32) {
     assert!(gate.len() == up.len());
-    // A comparison with NaN is false, so NaN stays.
-    let below = |x: f32| if x > limit { limit } else { x };
-    let above = |x: f32| if x < -limit { -limit } else { x };
     let mut i = 0;
     while i < gate.len() {
         let n = (gate.len() - i).min(LANES);
@@ -356,7 +366,7 @@ unsafe fn silu_limited_generic<L: Lanes>(gate: &mut [f32], up: &[f32], limit: f3
         // SAFETY: an array of a whole vector; by contract, the processor has the features.
         unsafe { silu(L::load(g.as_ptr())).store(g.as_mut_ptr()) };
         for k in 0..n {
-            gate[i + k] = below(g[k]) * above(below(up[i + k]));
+            gate[i + k] = below(g[k], limit) * within(up[i + k], limit);
         }
         i += LANES;
     }
@@ -398,17 +408,14 @@ simd_kernel! {
 #[inline(always)]
 unsafe fn swiglu_clamped_generic<L: Lanes>(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     assert!(gate.len() == up.len());
-    // A comparison with NaN is false, so NaN stays.
-    let below = |x: f32| if x > limit { limit } else { x };
-    let above = |x: f32| if x < -limit { -limit } else { x };
     let mut i = 0;
     while i < gate.len() {
         let n = (gate.len() - i).min(LANES);
         let (mut g, mut e, mut u) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
         for k in 0..n {
-            g[k] = below(gate[i + k]);
+            g[k] = below(gate[i + k], limit);
             e[k] = -alpha * g[k];
-            u[k] = above(below(up[i + k])) + 1.0;
+            u[k] = within(up[i + k], limit) + 1.0;
         }
         // SAFETY: arrays of whole vectors; by contract, the processor has the features.
         unsafe {

@@ -453,7 +453,10 @@ impl Core {
 
     /// Room for rows of so many drafts in all parts.
     pub fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
-        drop(self.weights.streams()?);
+        // Ranks have no residual streams between them.
+        if self.weights.ranks().is_none() {
+            drop(self.weights.streams()?);
+        }
         let mut parts = self.parts.iter_mut();
         parts.try_for_each(|part| part.reserve_drafts(drafts))
     }

@@ -134,6 +134,26 @@ fn all_ranks(
     }
 }
 
+/// Submits a row of its own to a rank, whose outcomes are to be polled.
+fn submit(
+    weights: &PartsWeights,
+    (rank, runner): (usize, &mut dyn Runner),
+    (tokens, want): (&[u32], Want),
+    mask: Option<&mut MaskSource<'_>>,
+    interrupt: &Arc<AtomicBool>,
+) -> Result<()> {
+    let row = Row {
+        runner,
+        tokens,
+        want,
+        mask: mask.map(|mask| mask as &mut MaskSource<'_>),
+        interrupt,
+        residual: Residual::default(),
+    };
+    let submitted = weights.parts()[rank].submit(&mut [row], When::Now);
+    submitted.map_err(|e| e.error)
+}
+
 /// Has all ranks evaluate tokens, for the logits of the last one or for nothing else.
 pub(super) fn evaluate(
     core: &mut Core,
@@ -202,16 +222,13 @@ fn evaluate_piece(
     let never = Arc::new(AtomicBool::new(false));
     let work = |rank: usize| {
         let mut runner = parts[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        let row = Row {
-            runner: &mut ***runner,
-            tokens,
-            want,
-            mask: None::<&mut MaskSource<'_>>,
-            interrupt: &never,
-            residual: Residual::default(),
-        };
-        let submitted = weights.parts()[rank].submit(&mut [row], When::Now);
-        submitted.map_err(|e| e.error)?;
+        submit(
+            &weights,
+            (rank, &mut ***runner),
+            (tokens, want),
+            None,
+            &never,
+        )?;
         runner.poll(true).map(drop)
     };
     let turn = Turn::begin(ranks, ready, || {
@@ -319,8 +336,7 @@ fn verify_rows(
     let ready = ready.and_then(|()| core.reserve_drafts(drafts));
     let ready = ready.and_then(|()| memory::check());
     let want = Want::Verified { drafts, sampling };
-    let what = with(Work::new("a step with drafts"), setting(core));
-    let what = what.row(core.context_mark(), tokens, &want);
+    let (context, setting) = (core.context_mark(), setting(core));
     let never = Arc::new(AtomicBool::new(false));
     let mut parts = core.parts.iter_mut();
     let Some(first) = parts.next() else {
@@ -331,30 +347,21 @@ fn verify_rows(
         let mut runner = others[rank - 1]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let row = Row {
-            runner: &mut ***runner,
-            tokens,
-            want: Want::Drafted { drafts },
-            mask: None,
-            interrupt: &never,
-            residual: Residual::default(),
-        };
-        let submitted = weights.parts()[rank].submit(&mut [row], When::Now);
-        submitted.map_err(|e| e.error)?;
+        let want = Want::Drafted { drafts };
+        submit(
+            &weights,
+            (rank, &mut ***runner),
+            (tokens, want),
+            None,
+            &never,
+        )?;
         runner.poll(true).map(drop)
     };
-    let turn = Turn::begin(ranks, ready, || what)?;
+    let turn = Turn::begin(ranks, ready, || {
+        with(Work::new("a step with drafts"), setting).row(context, tokens, &want)
+    })?;
     let done = all_ranks(&weights, others.len() + 1, &follow, || {
-        let row = Row {
-            runner: &mut **first,
-            tokens,
-            want,
-            mask: mask.map(|mask| mask as &mut MaskSource<'_>),
-            interrupt: &never,
-            residual: Residual::default(),
-        };
-        let submitted = weights.parts()[0].submit(&mut [row], When::Now);
-        submitted.map_err(|e| e.error)
+        submit(&weights, (0, &mut **first), (tokens, want), mask, &never)
     });
     let done = turn.done(done);
     drop(others);
@@ -395,16 +402,7 @@ fn choose_behind(
     interrupt: &Arc<AtomicBool>,
 ) -> Result<()> {
     let weights = core.weights.clone();
-    let row = Row {
-        runner: core.speaker()?,
-        tokens: &[],
-        want,
-        mask: mask.map(|mask| mask as &mut MaskSource<'_>),
-        interrupt,
-        residual: Residual::default(),
-    };
-    let submitted = weights.parts()[0].submit(&mut [row], When::Now);
-    submitted.map_err(|e| e.error)
+    submit(&weights, (0, core.speaker()?), (&[], want), mask, interrupt)
 }
 
 /// A step of several sessions with caches of one type, each with a token: all ranks evaluate the tokens, and the first one chooses. What

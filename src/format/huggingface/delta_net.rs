@@ -193,10 +193,9 @@ impl Sizes {
             "q_proj.weight" => vec![("attn_q.weight", matrix(Order::Same, keys)?)],
             "k_proj.weight" => vec![("attn_k.weight", matrix(Order::Same, keys)?)],
             "v_proj.weight" => vec![("attn_v.weight", matrix(of_values, values)?)],
-            "g_proj.weight" => vec![("attn_gate.weight", matrix(of_values, values)?)],
-            "b_proj.weight" => vec![("ssm_beta.weight", matrix(of_a_head, heads)?)],
-            "a_proj.weight" => vec![("ssm_alpha.weight", matrix(of_a_head, heads)?)],
-            "in_proj_z.weight" => vec![("attn_gate.weight", matrix(of_values, values)?)],
+            "in_proj_z.weight" | "g_proj.weight" => {
+                vec![("attn_gate.weight", matrix(of_values, values)?)]
+            }
             "in_proj_qkvz.weight" => {
                 let apart = Order::Apart {
                     groups: self.n_key_heads,
@@ -215,8 +214,12 @@ impl Sizes {
                 ]
             }
             "in_proj_ba.weight" => vec![("ssm_ba.weight", matrix(Order::Same, 2 * heads)?)],
-            "in_proj_b.weight" => vec![("ssm_beta.weight", matrix(of_a_head, heads)?)],
-            "in_proj_a.weight" => vec![("ssm_alpha.weight", matrix(of_a_head, heads)?)],
+            "in_proj_b.weight" | "b_proj.weight" => {
+                vec![("ssm_beta.weight", matrix(of_a_head, heads)?)]
+            }
+            "in_proj_a.weight" | "a_proj.weight" => {
+                vec![("ssm_alpha.weight", matrix(of_a_head, heads)?)]
+            }
             "A_log" => vec![("ssm_a", vector(of_a_head, |x| -f64::from(x).exp() as f32)?)],
             "dt_bias" => vec![("ssm_dt.bias", vector(of_a_head, |x| x)?)],
             "norm.weight" | "o_norm.weight" => vec![(

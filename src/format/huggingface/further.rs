@@ -843,15 +843,11 @@ const BAMBA: Family = Family {
 
 /// Sets the keys that the first configs of EXAONE have by other names.
 pub(super) fn rename(config: &mut Config) {
-    for (old, new) in [
+    config.rename(&[
         ("num_layers", "num_hidden_layers"),
         ("layer_norm_epsilon", "rms_norm_eps"),
         ("activation_function", "hidden_act"),
-    ] {
-        if let Some(value) = config.find(old).cloned() {
-            config.set_default(new, value);
-        }
-    }
+    ]);
 }
 
 /// The limit of queries, keys and values.

@@ -45,6 +45,15 @@ impl Config {
         }
     }
 
+    /// Copies values that are there by old names to new ones that are not.
+    pub(super) fn rename(&mut self, names: &[(&str, &str)]) {
+        for (old, new) in names {
+            if let Some(value) = self.find(old).cloned() {
+                self.set_default(new, value);
+            }
+        }
+    }
+
     /// Sets a value, whatever was there.
     pub(super) fn set(&mut self, key: &str, value: Value) {
         self.values.insert(key.to_owned(), value);

@@ -348,6 +348,21 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
+    /// Sets the KV heads of layers of which some do not attend, and have none.
+    pub(super) fn set_kv_heads(&mut self, attends: &[bool]) -> Result<()> {
+        let n_kv_heads = match self.config.find_size("num_key_value_heads")? {
+            Some(n) => n,
+            None => self.config.size(&["num_attention_heads"])?,
+        };
+        let heads = attends.iter().map(|attends| match *attends {
+            true => n_kv_heads as i64,
+            false => 0,
+        });
+        let heads = Value::Array(Array::I64(heads.collect()));
+        self.set("attention.head_count_kv", heads);
+        Ok(())
+    }
+
     /// `Unsupported` if there is a number.
     pub(super) fn refuse_number(&self, key: &str) -> Result<()> {
         if let Some(number) = self.config.find_f32(key)? {
@@ -635,16 +650,7 @@ pub(super) fn lfm2(k: &mut Keys) -> Result<()> {
             (0..k.n_layers).map(attends).collect()
         }
     };
-    let n_kv_heads = match k.config.find_size("num_key_value_heads")? {
-        Some(n) => n,
-        None => k.config.size(&["num_attention_heads"])?,
-    };
-    let heads = attends.iter().map(|attends| match *attends {
-        true => n_kv_heads as i64,
-        false => 0,
-    });
-    let heads = Value::Array(Array::I64(heads.collect()));
-    k.set("attention.head_count_kv", heads);
+    k.set_kv_heads(&attends)?;
     // Older configs name the width before it is adjusted so.
     let width = match k.config.find_size("block_ff_dim")? {
         Some(width) => width,

@@ -6,7 +6,7 @@ use super::families::{
 };
 use super::json::{Config, TEXT_MODEL_TYPE, wrong};
 use super::keys::{self, Keys};
-use super::relatives::leading_dense;
+use super::relatives::{grouped_sigmoids, leading_dense};
 use super::stored::small;
 use super::windowed::rotated_by_base;
 use super::{delta_net, latent};
@@ -461,16 +461,7 @@ fn lfm3(k: &mut Keys) -> Result<()> {
             .map(|layer| layer > 0 && layer.is_multiple_of(2))
             .collect(),
     };
-    let n_kv_heads = match k.config.find_size("num_key_value_heads")? {
-        Some(n) => n,
-        None => k.config.size(&["num_attention_heads"])?,
-    };
-    let heads = attends.iter().map(|attends| match *attends {
-        true => n_kv_heads as i64,
-        false => 0,
-    });
-    let heads = Value::Array(Array::I64(heads.collect()));
-    k.set("attention.head_count_kv", heads);
+    k.set_kv_heads(&attends)?;
     if windowed.contains(&true) {
         check_rope(k, "sliding_attention", Some("default"), Some(1.0))?;
         k.set_windows(k.config.size(&["sliding_window"])?, windowed);
@@ -484,16 +475,12 @@ pub(super) fn step35_config(config: &mut Config) -> Result<()> {
     const TYPES: &str = "layer_types";
     const OTHERS: &str = "attention_other_setting";
     const SPARSE: &str = "moe_layers_enum";
-    for (old, new) in [
+    config.rename(&[
         ("num_attention_groups", "num_key_value_heads"),
         ("moe_num_experts", "n_routed_experts"),
         ("moe_top_k", "num_experts_per_tok"),
         ("share_expert_dims", "share_expert_dim"),
-    ] {
-        if let Some(value) = config.find(old).cloned() {
-            config.set_default(new, value);
-        }
-    }
+    ]);
     let n_layers = config.size(&["num_hidden_layers"])? as usize;
     // These lists may have further layers, which guess tokens ahead.
     for key in [
@@ -598,11 +585,7 @@ pub(super) fn step35_config(config: &mut Config) -> Result<()> {
 
 /// Sets the width that the first configs of BLOOM have by another name.
 pub(super) fn bloom_config(config: &mut Config) {
-    for old in ["n_embed", "n_embd"] {
-        if let Some(width) = config.find(old).cloned() {
-            config.set_default("hidden_size", width);
-        }
-    }
+    config.rename(&[("n_embed", "hidden_size"), ("n_embd", "hidden_size")]);
 }
 
 /// Brings the config of Kimi Linear as it is published into the form that transformers has.
@@ -612,20 +595,14 @@ pub(super) fn kimi_config(config: &mut Config) -> Result<()> {
         ("full_attn_layers", "full_attention"),
         ("kda_layers", "linear_attention"),
     ];
-    if let Some(width) = config.find("short_conv_kernel_size").cloned() {
-        config.set_default("linear_conv_kernel_dim", width);
-    }
-    for (old, new) in [
+    config.rename(&[
+        ("short_conv_kernel_size", "linear_conv_kernel_dim"),
         ("model_max_length", "max_position_embeddings"),
         ("num_experts_per_token", "num_experts_per_tok"),
         ("moe_renormalize", "norm_topk_prob"),
         ("num_expert_group", "n_group"),
         ("num_shared_experts", "n_shared_experts"),
-    ] {
-        if let Some(value) = config.find(old).cloned() {
-            config.set_default(new, value);
-        }
-    }
+    ]);
     let Some(linear) = config.nested(LINEAR)? else {
         return Ok(());
     };
@@ -729,16 +706,7 @@ fn steps_of_channels(k: &mut Keys, attends: impl Fn(u64) -> bool) -> Result<()> 
     k.set("attention.head_count_kv", Value::Array(Array::I64(heads)));
     k.copy_size("linear_conv_kernel_dim", "ssm.conv_kernel")?;
     keys::experts(k)?;
-    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
-    k.set("expert_shared_count", k.count("n_shared_experts")?);
-    k.copy_size("n_group", "expert_group_count")?;
-    k.copy_size("topk_group", "expert_group_used_count")?;
-    k.set(
-        "expert_weights_scale",
-        k.config.f32("routed_scaling_factor")?,
-    );
-    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
-    k.set("expert_gating_func", 2u32);
+    grouped_sigmoids(k)?;
     k.set("leading_dense_block_count", leading_dense(k)?);
     Ok(())
 }
@@ -801,22 +769,15 @@ fn step35(k: &mut Keys) -> Result<()> {
         None => 3.min(k.n_layers),
     };
     k.set("leading_dense_block_count", dense);
-    for (key, only) in [
-        ("gating", [json!(true), json!("per-head")]),
-        ("use_head_wise_attn_gate", [json!(true), json!(true)]),
-        ("norm_expert_weight", [json!(true), json!(true)]),
-        (
-            "moe_router_activation",
-            [json!("sigmoid"), json!("sigmoid")],
-        ),
+    if k.config.find("gating") != Some(&json!("per-head")) {
+        only(k, "gating", &json!(true))?;
+    }
+    for (key, value) in [
+        ("use_head_wise_attn_gate", json!(true)),
+        ("norm_expert_weight", json!(true)),
+        ("moe_router_activation", json!("sigmoid")),
     ] {
-        if let Some(value) = k.config.find(key).filter(|value| !only.contains(value)) {
-            fail!(
-                Unsupported,
-                "config.json: {key} is {value}; only {} is supported",
-                only[0]
-            );
-        }
+        only(k, key, &value)?;
     }
     k.refuse("use_bidirectional_attention")?;
     if k.config.find("sparse_attention_config").is_some() {

@@ -91,6 +91,11 @@ pub(super) fn glm4moe(k: &mut Keys) -> Result<()> {
 pub(super) fn sigmoid_experts(k: &mut Keys) -> Result<()> {
     k.copy_size("n_routed_experts", "expert_count")?;
     k.copy_size("num_experts_per_tok", "expert_used_count")?;
+    grouped_sigmoids(k)
+}
+
+/// The same, whose numbers are set by other keys.
+pub(super) fn grouped_sigmoids(k: &mut Keys) -> Result<()> {
     k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
     k.set("expert_shared_count", k.count("n_shared_experts")?);
     k.copy_size("n_group", "expert_group_count")?;
