@@ -107,7 +107,7 @@ typedef struct {
     u64 residual, rows[8192];
     size_t bytes;
     u32 n_rows, stride;
-    int has_begun, has_entered, is_chunk, differs, in_graph;
+    int has_begun, may_begin, has_entered, is_chunk, differs, in_graph;
     /* What was copied to the device since the last kernel. */
     Copy copies[256];
     int n_copies, has_run;
@@ -136,25 +136,29 @@ static void begin_evaluation(Evaluation *e) {
     memset(e->rows, 0, e->n_rows * sizeof *e->rows);
     e->n_rows = 0;
     e->has_begun = 1;
+    e->may_begin = 0;
     e->is_chunk = !e->in_graph;
     e->differs = e->is_chunk && getenv("STAND_IN_CHUNKS");
 }
 /* A part begins with the residual stream, rows of 32 floats each, which is copied last: without embeddings before it, the kernel that reads
- * it is the first one. The tokens of a chunk were copied just before. */
+ * it is the first one. The tokens of a chunk were copied just before: what comes without them, like the experts of a layer that are brought
+ * to the device for a long prompt, goes on with an evaluation. */
 #define N_WORDS (sizeof(AdaptedProduct) / 8)
 static void begin_part(Evaluation *e, const void *args) {
     const u64 *words = args;
     int last = e->n_copies - 1, first;
-    size_t j;
+    size_t j, bytes;
     while (last >= 0 && e->copies[last].bytes % 128) last--;
     for (first = last; first > 0 && e->copies[first - 1].to + e->copies[first - 1].bytes == e->copies[first].to; first--);
     for (j = 0; j < N_WORDS && last >= 0 && words[j] != e->copies[first].to; j++);
     if (last < 0 || j == N_WORDS) return;
+    bytes = e->copies[last].to + e->copies[last].bytes - e->copies[first].to;
+    if (!e->in_graph && (!first || bytes % (32 * e->copies[first - 1].bytes))) return;
     begin_evaluation(e);
     e->has_entered = 1;
     e->residual = e->copies[first].to;
-    e->bytes = e->copies[last].to + e->copies[last].bytes - e->residual;
-    e->tokens = e->is_chunk && first ? (u32 *)e->copies[first - 1].to : NULL;
+    e->bytes = bytes;
+    e->tokens = e->is_chunk ? (u32 *)e->copies[first - 1].to : NULL;
     e->stride = e->tokens ? e->bytes / e->copies[first - 1].bytes : 0;
 }
 /* A token and what a part has in place of its embedding, of one of so many rows. */
@@ -519,7 +523,7 @@ static int starts(const char *n, const char *p) { return strncmp(n, p, strlen(p)
 static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *args) {
     u32 r;
     e->has_run = 1;
-    if (!e->has_begun && strcmp(f->name, "embed")) begin_part(e, args);
+    if (e->may_begin && strcmp(f->name, "embed")) begin_part(e, args);
     if (!strcmp(f->name, "embed")) {
         begin_evaluation(e);
         e->has_entered = 0;
@@ -826,7 +830,8 @@ R cuMemcpyHtoDAsync_v2(u64 to, const void *p, size_t n, Stream *s) {
     if (s && !s->capture) {
         Evaluation *e = &s->evaluation;
         const Copy copy = {to, n};
-        if (e->has_run) e->n_copies = e->has_run = e->has_begun = 0;
+        if (e->has_run) e->n_copies = e->has_run = 0;
+        e->may_begin = 1;
         if (e->n_copies < 256) e->copies[e->n_copies++] = copy;
     }
     return 0;
