@@ -5,8 +5,7 @@
 use super::decoder::{Decoder, Windows, bare_block};
 use super::experts::{Defaults, Mixture, shared_count_ff, shared_ff, softmax};
 use super::{
-    Activation, Block, FeedForward, Linear, Network, Norm, NormKind, RopePairing, Scoring,
-    SharedExpert,
+    Activation, Block, FeedForward, Linear, Network, NormKind, RopePairing, Scoring, SharedExpert,
 };
 use crate::error::{Result, fail, try_vec};
 use crate::format::{ModelFile, Tensor};
@@ -16,21 +15,12 @@ pub(super) fn command_r(file: &ModelFile) -> Result<Network> {
     let rope = d.rope(RopePairing::Interleaved)?;
     let normed = d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight");
     let normed = d.source.find("attention.qk_norm")?.unwrap_or(normed);
-    let norm_of_heads = |layer: usize, part: &str, n_heads: usize| -> Result<Option<Norm>> {
-        let weight = format!("blk.{layer}.{part}.weight");
-        Ok(Some(Norm {
-            kind: NormKind::Layer,
-            weight: d.source.vector_in_rows(&weight, d.head_dim, n_heads)?,
-            bias: None,
-            eps: d.eps,
-        }))
-    };
     let network = d.network(|i| {
         let mut attention = d.attention(i, Some(&rope))?;
         if normed {
             attention.own_head_norms = true;
-            attention.q_norm = norm_of_heads(i, "attn_q_norm", d.n_heads)?;
-            attention.k_norm = norm_of_heads(i, "attn_k_norm", d.n_kv_heads)?;
+            attention.q_norm = d.norm_of_heads(i, "attn_q_norm", d.n_heads)?;
+            attention.k_norm = d.norm_of_heads(i, "attn_k_norm", d.n_kv_heads)?;
         }
         Ok(Block {
             mixer_norm: d.norm(i, "attn_norm")?,

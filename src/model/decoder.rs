@@ -305,6 +305,24 @@ impl<'a> Decoder<'a> {
         self.norm_of(layer, part, self.hidden)
     }
 
+    /// A Layer norm of each of `n_heads` heads, with weights of its own.
+    pub(super) fn norm_of_heads(
+        &self,
+        layer: usize,
+        part: &str,
+        n_heads: usize,
+    ) -> Result<Option<Norm>> {
+        let weight = format!("blk.{layer}.{part}.weight");
+        Ok(Some(Norm {
+            kind: NormKind::Layer,
+            weight: self
+                .source
+                .vector_in_rows(&weight, self.head_dim, n_heads)?,
+            bias: None,
+            eps: self.eps,
+        }))
+    }
+
     /// A norm over `len` elements.
     pub(super) fn norm_of(&self, layer: usize, part: &str, len: usize) -> Result<Option<Norm>> {
         let name = format!("blk.{layer}.{part}");

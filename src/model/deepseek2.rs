@@ -173,12 +173,7 @@ impl Shape {
         let (source, hidden, n_heads) = (&d.source, d.hidden, d.n_heads);
         let name = |part: &str| format!("blk.{layer}.{part}");
         let rotated = 2 * self.rope.inv_freq.len();
-        let plain = |part: &str, inputs, outputs| -> Result<Linear> {
-            Ok(Linear {
-                weight: source.matrix(&format!("{}.weight", name(part)), inputs, outputs)?,
-                bias: None,
-            })
-        };
+        let plain = |part: &str, inputs, outputs| source.linear(&name(part), inputs, outputs);
         let norm = |part: &str, len| -> Result<Norm> {
             Ok(Norm {
                 kind: NormKind::Rms,

@@ -110,7 +110,8 @@ impl Sizes {
                 false => None,
             },
             norm_groups: self.n_groups,
-            norm_before_gate: false,
+            // No other program's files have it.
+            norm_before_gate: source.find("ssm.norm_before_gate")?.unwrap_or(false),
             output: source.linear(&name("ssm_out"), inner, hidden)?,
         })
     }

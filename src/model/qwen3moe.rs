@@ -1,6 +1,6 @@
 //! `qwen3moe`: Qwen 3 with experts.
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, Windows};
 use super::experts::{Mixture, softmax};
 use super::{Network, NormKind, RopePairing};
 use crate::error::Result;
@@ -19,9 +19,11 @@ pub(super) fn vision(file: &ModelFile) -> Result<Network> {
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     let d = Decoder::read(file, architecture, NormKind::Rms)?;
     let rope = d.rope(RopePairing::Halves)?;
+    let windows = d.windows(Windows::Everywhere)?;
     let experts = Mixture::new(&d, softmax(&d)?)?;
     d.network(|i| {
         let mut attention = d.attention(i, Some(&rope))?;
+        attention.window = windows[i];
         attention.q_norm = d.norm_of(i, "attn_q_norm", d.head_dim)?;
         attention.k_norm = d.norm_of(i, "attn_k_norm", d.head_dim)?;
         d.pre_norm_block(i, attention, experts.layer(&d, i)?)

@@ -81,6 +81,12 @@ pub(super) fn from_source(
         divide(&mut frequencies, &factors)?;
     }
     let scaling = scaling(source, context_length)?;
+    // Folders say it; files have it as their family does.
+    let ramp = match source.find("rope.scaling.yarn_truncate")? {
+        None => ramp,
+        Some(true) => Ramp::Rounded,
+        Some(false) => Ramp::Exact,
+    };
     scale(&mut frequencies, base, &scaling, ramp);
     let long = long_rope(source, &mut frequencies, context_length)?;
 

@@ -1,9 +1,10 @@
 //! `stablelm`: StableLM 3B and StableLM 2, with Layer norms and rope on a part of each head. In some,
-//! attention and feed-forward part read the same normed input. `orion`: Orion 14B, the same with rope on whole heads.
+//! attention and feed-forward part read the same normed input; the largest has norms of queries and keys, with weights of each
+//! head. `orion`: Orion 14B, the same with rope on whole heads.
 
 use super::decoder::{Decoder, bare_block};
 use super::{Activation, Block, Network, NormKind, RopePairing};
-use crate::error::{Result, fail};
+use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
@@ -16,12 +17,7 @@ pub(super) fn orion(file: &ModelFile) -> Result<Network> {
 
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     let d = Decoder::read(file, architecture, NormKind::Layer)?;
-    if d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight") {
-        fail!(
-            Unsupported,
-            "tensor blk.0.attn_q_norm.weight: norms with weights of their own for each head are not supported"
-        );
-    }
+    let normed = d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight");
     d.require(&["attn_norm.bias"])?;
     file.tensor("output_norm.bias")?;
     let rope = d.rope(RopePairing::Halves)?;
@@ -34,7 +30,12 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
         d.require(&["ffn_norm.bias"])?;
     }
     d.network(|i| {
-        let attention = d.attention(i, Some(&rope))?;
+        let mut attention = d.attention(i, Some(&rope))?;
+        if normed {
+            attention.own_head_norms = true;
+            attention.q_norm = d.norm_of_heads(i, "attn_q_norm", d.n_heads)?;
+            attention.k_norm = d.norm_of_heads(i, "attn_k_norm", d.n_kv_heads)?;
+        }
         let feed_forward = d.gated(i, Activation::Silu)?;
         Ok(Block {
             mixer_norm: d.norm(i, "attn_norm")?,

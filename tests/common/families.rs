@@ -33,6 +33,7 @@ pub const FAMILIES: &[&str] = &[
     "cohere2_moe_rms",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v3_biased",
     "dots1",
     "ernie4_5",
     "ernie4_5_moe",
@@ -41,6 +42,7 @@ pub const FAMILIES: &[&str] = &[
     "exaone_moe",
     "falcon",
     "falcon_h1",
+    "falcon_h1_biased",
     "falcon_h1_normed",
     "falcon_mamba",
     "falcon_new",
@@ -104,7 +106,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["llama4"];
+pub const CPU_ONLY: &[&str] = &["deepseek_v3_biased", "llama4"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context, with the 96 tokens that texts of tests have.
@@ -129,6 +131,7 @@ pub const WINDOWED: &[&str] = &[
 pub const RECURRENT: &[&str] = &[
     "bamba",
     "falcon_h1",
+    "falcon_h1_biased",
     "falcon_mamba",
     "granite_hybrid",
     "granite_hybrid_moe",

@@ -122,15 +122,20 @@ pub fn tests(tests: &mut Tests) {
 
 /// What kernels cannot do so far is said by layer or tensor, and the CPU does it.
 fn refused() {
-    let network = Network::from_file(&open_family("llama4")).unwrap();
-    let refused = CudaWeights::load_into(&context(), &network, &mut |_| Ok(()));
-    let e = refused.err().unwrap();
-    assert_eq!(e.status, Status::Unsupported, "{e}");
-    assert!(
-        e.message.contains("layer 0: attention within chunks"),
-        "{e}"
-    );
-    assert!(CpuWeights::load(&network, 1, &mut |_| Ok(())).is_ok());
+    for (name, why) in [
+        ("llama4", "layer 0: attention within chunks"),
+        (
+            "deepseek_v3_biased",
+            "attn_kv_a_mqa.bias: biases of latent attention",
+        ),
+    ] {
+        let network = Network::from_file(&open_family(name)).unwrap();
+        let refused = CudaWeights::load_into(&context(), &network, &mut |_| Ok(()));
+        let e = refused.err().unwrap();
+        assert_eq!(e.status, Status::Unsupported, "{e}");
+        assert!(e.message.contains(why), "{e}");
+        assert!(CpuWeights::load(&network, 1, &mut |_| Ok(())).is_ok());
+    }
 }
 
 /// Of the largest logit, as of the other families.

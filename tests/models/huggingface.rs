@@ -3,6 +3,7 @@
 use crate::common::expected::Expected;
 use crate::common::folder::{Folder, Stored, elements, families, family_path};
 use crate::common::{TempDir, repository_file};
+use emberlm::Status;
 use emberlm::backend::{KvType, LoadOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::format::{ModelFile, Value, WeightType};
@@ -382,6 +383,113 @@ fn a_head_without_weights_of_its_own_may_have_a_bias() {
         logits(dir.path(), WeightType::Keep, &tokens).unwrap()
     });
     assert_eq!(apart, tied);
+}
+
+/// Published folders of Gemma 3n have no embeddings of layers for their last tokens: those of the first token stand for them.
+#[test]
+fn tokens_without_embeddings_of_layers_have_the_first_ones() {
+    const NAME: &str = "model.embed_tokens_per_layer.weight";
+    let mut whole = Folder::family("gemma3n");
+    let mut cut = whole.clone();
+    cut.set("vocab_size_per_layer_input", json!(90));
+    let table = cut.tensors.get_mut(NAME).unwrap();
+    assert_eq!(table.shape[0], 96);
+    let row_bytes = table.bytes.len() / 96;
+    table.shape[0] = 90;
+    table.bytes.truncate(90 * row_bytes);
+    let table = whole.tensors.get_mut(NAME).unwrap();
+    for row in 90..96 {
+        table.bytes.copy_within(0..row_bytes, row * row_bytes);
+    }
+    assert_same_tensors("gemma3n", &cut.ready(), &whole.ready());
+    // Only as many as the config says may lack.
+    cut.set("vocab_size_per_layer_input", json!(91));
+    let e = Network::from_file(&cut.open().unwrap()).unwrap_err();
+    assert!(e.message.contains(NAME), "{e}");
+}
+
+#[test]
+fn factors_that_a_config_turns_off_are_ones() {
+    let mut folder = Folder::family("gemma3n");
+    let factors = |folder: &Folder| {
+        let file = folder.ready();
+        elements(file.tensor("blk.1.altup_correct_scale.weight").unwrap())
+    };
+    assert!(factors(&folder).iter().any(|f| *f != 1.0));
+    folder.set("altup_correct_scale", json!(false));
+    assert!(factors(&folder).iter().all(|f| *f == 1.0));
+}
+
+#[test]
+fn a_head_beside_transposed_matrices_is_as_it_is() {
+    let mut folder = Folder::family("gpt2");
+    let mut head = folder.tensors["transformer.wte.weight"].clone();
+    let len = head.bytes.len();
+    head.bytes.copy_within(..len / 2, len / 2);
+    folder.set("tie_word_embeddings", json!(false));
+    folder.tensors.insert("lm_head.weight".into(), head.clone());
+    let file = folder.ready();
+    assert_eq!(
+        elements(file.tensor("output.weight").unwrap()),
+        values(&head)
+    );
+}
+
+/// Where YaRN's blend begins and ends is seen in the logits.
+#[test]
+fn yarn_is_truncated_as_the_config_says() {
+    let plain = Folder::family("gpt_oss");
+    let tokens = Expected::read("families/gpt_oss/logits").tokens;
+    let with = |truncate: Option<bool>| {
+        let mut folder = plain.clone();
+        let rope = folder.config["rope_parameters"].as_object_mut().unwrap();
+        rope.remove("truncate");
+        rope.extend(truncate.map(|truncate| ("truncate".to_owned(), json!(truncate))));
+        let dir = TempDir::new("truncate");
+        folder.write(&dir);
+        logits(dir.path(), WeightType::Keep, &tokens).unwrap()
+    };
+    // As the family's files have it.
+    assert!(with(Some(false)) == with(None));
+    assert!(with(Some(true)) != with(None));
+    let mut folder = plain.clone();
+    folder.config["rope_parameters"]["truncate"] = json!("no");
+    let e = folder.open().unwrap_err();
+    assert!(e.message.contains("truncate"), "{e}");
+}
+
+/// Files of these families say that nothing is scaled, where that is so.
+#[test]
+fn scaling_is_kept_where_a_family_has_none_as_a_rule() {
+    for (family, architecture) in [
+        ("cohere", "command-r"),
+        ("cohere2", "cohere2"),
+        ("cohere2_moe", "cohere2moe"),
+    ] {
+        let mut folder = Folder::family(family);
+        let find = |folder: &Folder, key: &str| {
+            let keys = own_keys(&folder.open().unwrap());
+            keys.get(&format!("{architecture}.rope.scaling.{key}"))
+                .cloned()
+        };
+        assert_eq!(find(&folder, "type"), Some("none".into()), "{family}");
+        let rope = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4});
+        folder.set("rope_parameters", rope);
+        assert_eq!(find(&folder, "type"), Some("linear".into()), "{family}");
+        assert_eq!(find(&folder, "factor"), Some(4f32.into()), "{family}");
+    }
+}
+
+#[test]
+fn rotations_of_layers_with_a_window_are_not_scaled() {
+    for family in ["gemma3", "gemma3n", "gemma4"] {
+        let mut folder = Folder::family(family);
+        let rope = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4});
+        folder.config["rope_parameters"]["sliding_attention"] = rope;
+        let e = folder.open().unwrap_err();
+        assert_eq!(e.status, Status::Unsupported, "{family}: {e}");
+        assert!(e.message.contains("sliding_attention"), "{family}: {e}");
+    }
 }
 
 /// The values of a tensor of F16.

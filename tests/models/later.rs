@@ -870,3 +870,74 @@ fn ling_3_has_a_floor_of_its_decay_and_gates_of_heads() {
     model.folder.config.remove("layer_types");
     refused(&model.folder, "layer_group_size", json!(2));
 }
+
+#[test]
+fn the_largest_stablelm_has_norms_of_each_head() {
+    let mut folder = Folder::family("stablelm");
+    folder.set("qk_layernorm", json!(true));
+    let (heads, head_dim) = (6, 8);
+    for (layer, part, head) in (0..2).flat_map(|layer| {
+        (0..heads).flat_map(move |head| [(layer, "q", head), (layer, "k", head / 2)])
+    }) {
+        let name = format!("model.layers.{layer}.self_attn.{part}_layernorm.norms.{head}.weight");
+        let value = |i: usize| 1.0 + ((i * 7 + head * 5 + layer) % 11) as f32 / 16.0;
+        let values: Vec<f32> = (0..head_dim).map(value).collect();
+        folder
+            .tensors
+            .insert(name, Stored::f32(&[head_dim], &values));
+    }
+    let network = network_of(&folder);
+    let attention = network.blocks[1].mixer.as_attention().unwrap();
+    assert!(attention.own_head_norms);
+    assert_eq!(attention.q_norm.as_ref().unwrap().weight.dims, [48]);
+    assert!(bits(&folder) != bits(&Folder::family("stablelm")));
+    let name = "model.layers.1.self_attn.k_layernorm.norms.1.weight";
+    folder.tensors.remove(name);
+    let e = folder.open().unwrap_err();
+    assert_eq!(e.status, Status::MissingTensor, "{e}");
+    assert!(e.message.contains(name), "{e}");
+}
+
+/// Where transformers leaves a choice to the config, and files to the family.
+#[test]
+fn choices_of_configs_are_kept() {
+    let windows = |folder: &Folder| -> Vec<Option<usize>> {
+        let network = network_of(folder);
+        let attention = network.blocks.iter().map(|b| b.mixer.as_attention());
+        attention.map(|a| a.unwrap().window).collect()
+    };
+    let mut folder = Folder::family("qwen3moe");
+    folder.set("sliding_window", json!(5));
+    assert_eq!(windows(&folder), [None, None]);
+    folder.set("use_sliding_window", json!(true));
+    folder.set("max_window_layers", json!(1));
+    assert_eq!(windows(&folder), [Some(5), Some(5)]);
+    agrees(&network_of(&folder));
+
+    let caps = |folder: &Folder| {
+        let network = network_of(folder);
+        let attention = network.blocks[0].mixer.as_attention().unwrap();
+        (attention.score_cap, network.logit_cap)
+    };
+    let mut folder = Folder::family("gemma2");
+    assert_eq!(caps(&folder), (Some(2.0), Some(3.0)));
+    folder.set("attn_logit_softcapping", json!(null));
+    folder.set("final_logit_softcapping", json!(null));
+    assert_eq!(caps(&folder), (None, None));
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        folder.config.remove(key);
+    }
+    assert_eq!(caps(&folder), (Some(50.0), Some(30.0)));
+    refused(
+        &Folder::family("gemma3n"),
+        "final_logit_softcapping",
+        json!(null),
+    );
+
+    let llama4 = Folder::family("llama4");
+    refused(
+        &llama4,
+        "layer_types",
+        json!(["full_attention", "full_attention", "full_attention"]),
+    );
+}

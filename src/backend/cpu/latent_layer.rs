@@ -99,7 +99,10 @@ impl LatentLayer {
     /// Floats of its small vectors.
     pub fn floats(&self) -> usize {
         let norms = self.q_a.iter().map(|(_, norm)| norm).chain(&self.kv_norm);
-        norms.map(NormWeights::floats).sum()
+        let products = self.q_a.iter().map(|(q_a, _)| q_a);
+        let products = products.chain([&self.q, &self.kv]).chain(&self.gate);
+        let biases: usize = products.map(Product::bias_len).sum();
+        norms.map(NormWeights::floats).sum::<usize>() + biases + self.output.bias_len()
     }
 
     /// Elements of a key.
@@ -130,6 +133,15 @@ impl LatentLayer {
             Some((q_a, norm)) => {
                 let short = row(b.gate, q_a.matrix.rows(), b.sizes.n_ff);
                 pass.products(products, [short, kv])?;
+                if let Some(bias) = &q_a.bias {
+                    pass.phase(Work::even(tokens.count, bias.len() as u64), |_, range| {
+                        for t in range {
+                            // SAFETY: each token is one thread's.
+                            let short = unsafe { b.gate.part(t * b.sizes.n_ff, bias.len()) };
+                            add_bias(short, Some(bias));
+                        }
+                    })?;
+                }
                 pass.encode(Some(norm), short, self.q.matrix.encodings())?;
                 pass.products([&self.q], [q])?;
             }
@@ -203,6 +215,7 @@ impl LatentLayer {
         unsafe {
             let table = b.rope.part(t * s.rope + self.at.start, self.at.len());
             let key = b.k.part(t * s.kv, key_len);
+            add_bias(key, self.kv.bias.as_deref());
             if let Some(norm) = &self.kv_norm {
                 norm.apply_in_place(isa, &mut key[..rank], &mut me.row);
             }
@@ -216,6 +229,7 @@ impl LatentLayer {
                 }
             }
             let q = b.q.part(t * s.q, self.n_heads * (plain + self.rotated));
+            add_bias(q, self.q.bias.as_deref());
             scale_by(q, self.temperature.map_or(1.0, |t| t.factor(position)));
             let out = tokens
                 .latents

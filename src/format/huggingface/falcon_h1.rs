@@ -8,15 +8,13 @@ use crate::format::convert::converted;
 use crate::format::made::MakeRows;
 use crate::quant::TensorType;
 
+const BEFORE_GATE: &str = "mamba_norm_before_gate";
+
 pub(super) fn keys(k: &mut Keys) -> Result<()> {
-    for bias in ["attention_bias", "mlp_bias", "projectors_bias"] {
-        k.refuse(bias)?;
+    if k.config.flag("mamba_rms_norm")? && k.config.flag(BEFORE_GATE)? {
+        k.set("ssm.norm_before_gate", true);
     }
-    if k.config.flag("mamba_rms_norm")? {
-        // The gate comes before the norm in all files.
-        k.refuse("mamba_norm_before_gate")?;
-    }
-    mamba2::refuse_others(k)?;
+    mamba2::refuse_limits(k)?;
     let size = |key: &str| k.config.size(&[key]);
     let (inner, heads) = (size("mamba_d_ssm")?, size("mamba_n_heads")?);
     if !inner.is_multiple_of(heads) {
@@ -79,9 +77,18 @@ fn factors(k: &Keys, name: &str) -> Result<Vec<(usize, f32)>> {
         "ffn_gate.weight" => all(list("mlp_multipliers", 2)?[0]),
         "ffn_down.weight" => all(list("mlp_multipliers", 2)?[1]),
         "ssm_out.weight" => all(number("ssm_out_multiplier")?),
-        "ssm_in.weight" => {
+        "attn_k.bias" => all(number("key_multiplier")?),
+        "attn_output.bias" => all(number("attention_out_multiplier")?),
+        "ffn_gate.bias" => all(list("mlp_multipliers", 2)?[0]),
+        "ffn_down.bias" => all(list("mlp_multipliers", 2)?[1]),
+        "ssm_out.bias" => all(number("ssm_out_multiplier")?),
+        "ssm_in.weight" | "ssm_in.bias" => {
             let own = list("ssm_multipliers", 5)?;
-            let input = number("ssm_in_multiplier")?;
+            // Biases come behind the factor of the input.
+            let input = match part {
+                "ssm_in.weight" => number("ssm_in_multiplier")?,
+                _ => 1.0,
+            };
             let inner = size("mamba_d_ssm")?;
             let states = size("mamba_n_groups")?.saturating_mul(size("mamba_d_state")?);
             let lens = [inner, inner, states, states, usize::MAX];
@@ -103,22 +110,30 @@ pub(super) fn scaled(k: &Keys, tensor: Tensor, name: &str) -> Result<Tensor> {
     Tensor::made(name, TensorType::F32, dims, Scaled { source, factors })
 }
 
+/// Gives the values of a vector their factors.
+pub(super) fn scale(k: &Keys, name: &str, values: &mut [f32]) -> Result<()> {
+    let factors = factors(k, name)?;
+    for (row, value) in values.iter_mut().enumerate() {
+        *value *= factor(&factors, row);
+    }
+    Ok(())
+}
+
+/// The factor of a row: those of runs of so many rows are one behind the other.
+fn factor(factors: &[(usize, f32)], mut row: usize) -> f32 {
+    for (len, factor) in factors {
+        if row < *len {
+            return *factor;
+        }
+        row -= len;
+    }
+    1.0
+}
+
 /// Rows of numbers with a factor each.
 struct Scaled {
     source: Tensor,
     factors: Vec<(usize, f32)>,
-}
-
-impl Scaled {
-    fn factor(&self, mut row: usize) -> f32 {
-        for (len, factor) in &self.factors {
-            if row < *len {
-                return *factor;
-            }
-            row -= len;
-        }
-        1.0
-    }
 }
 
 impl MakeRows for Scaled {
@@ -127,7 +142,7 @@ impl MakeRows for Scaled {
         let mut row = try_vec(row_bytes, 0u8, &self.source.name)?;
         for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             self.source.read_rows(first + i, &mut row)?;
-            let factor = self.factor(first + i);
+            let factor = factor(&self.factors, first + i);
             for (from, to) in row
                 .as_chunks::<4>()
                 .0

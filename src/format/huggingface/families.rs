@@ -125,7 +125,7 @@ const NEMOTRON_H: Family = Family {
             "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688, "n_shared_experts": 1, "n_group": 1,
             "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": true})
     },
-    bias_flags: &["use_conv_bias", "mlp_bias"],
+    bias_flags: &["use_conv_bias", "use_bias", "mlp_bias"],
     keys: nemotron_h::keys,
     ..LLAMA
 };
@@ -357,6 +357,7 @@ const FAMILIES: &[Family] = &[
         layout: Layout::ShiftedNorms,
         defaults: || {
             json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256,
+                "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
                 "hidden_activation": "gelu_pytorch_tanh"})
         },
         tied: true,
@@ -540,7 +541,7 @@ const FAMILIES: &[Family] = &[
                 "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
                 "mamba_conv_bias": true})
         },
-        bias_flags: &["attention_bias", "mamba_conv_bias"],
+        bias_flags: &["attention_bias", "mamba_conv_bias", "mamba_proj_bias"],
         keys: mamba2::granite_hybrid,
         ..LLAMA
     },
@@ -1032,7 +1033,11 @@ impl Family {
         family.check_activation(config)?;
         if let Value::Object(defaults) = (family.defaults)() {
             for (key, value) in defaults {
-                config.set_default(&key, value);
+                // What has no limit says so.
+                let unlimited = key.ends_with("_logit_softcapping") && config.is_null(&key);
+                if !unlimited {
+                    config.set_default(&key, value);
+                }
             }
         }
         if family.architecture == NEMOTRON_H.architecture

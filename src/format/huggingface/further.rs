@@ -449,7 +449,7 @@ pub(super) const FURTHER: &[Family] = &[
         keys: |k| {
             k.set("attention.qk_norm", k.config.flag("use_qk_norm")?);
             k.set("logit_scale", k.config.f32("logit_scale")?);
-            k.set("rope.scaling.type", "none");
+            k.say_unscaled();
             Ok(())
         },
         ..LLAMA
@@ -727,7 +727,12 @@ const FALCON_H1: Family = Family {
             "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_conv_bias": true,
             "mamba_norm_before_gate": true})
     },
-    bias_flags: &["mamba_conv_bias"],
+    bias_flags: &[
+        "attention_bias",
+        "mlp_bias",
+        "mamba_conv_bias",
+        "projectors_bias",
+    ],
     keys: falcon_h1::keys,
     ..LLAMA
 };
@@ -836,7 +841,12 @@ const BAMBA: Family = Family {
             "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_conv_bias": true,
             "partial_rotary_factor": 0.5, "max_position_embeddings": 262_144})
     },
-    bias_flags: &["attention_bias", "mamba_conv_bias"],
+    bias_flags: &[
+        "attention_bias",
+        "mlp_bias",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+    ],
     keys: mamba2::bamba,
     ..LLAMA
 };

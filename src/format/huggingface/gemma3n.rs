@@ -2,13 +2,11 @@
 
 use super::json::wrong;
 use super::keys::Keys;
-use super::rows::stack;
-use super::tensors::insert;
+use super::rows::Order;
+use super::tensors::reordered;
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Array, Tensor, Value};
-use std::collections::{BTreeMap, HashMap};
 use std::f64::consts::PI;
-use std::sync::Arc;
 
 pub(super) fn keys(k: &mut Keys) -> Result<()> {
     k.config.size(&["hidden_size_per_layer_input"])?;
@@ -23,15 +21,14 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
     k.set("embedding_length_per_layer_input", width);
     k.set("altup.num_inputs", k.config.size(&["altup_num_inputs"])?);
     k.set("altup.active_idx", k.count("altup_active_idx")?);
-    if k.config.find("altup_correct_scale") == Some(&false.into()) {
+    // Files without the key have a limit nevertheless.
+    let Some(cap) = k.config.find_f32("final_logit_softcapping")? else {
         fail!(
             Unsupported,
-            "config.json: altup_correct_scale is false, which is not supported"
+            "config.json: final_logit_softcapping is null, which is not supported in models of gemma3n"
         );
-    }
-    if let Some(cap) = k.config.find_f32("final_logit_softcapping")? {
-        k.set("final_logit_softcapping", cap);
-    }
+    };
+    k.set("final_logit_softcapping", cap);
     sparsity(k)
 }
 
@@ -86,57 +83,22 @@ fn quantile(share: f64) -> f64 {
     (low + high) / 2.0
 }
 
-/// Matrices of the streams, which come one by one: by name in GGUF, then by stream.
-#[derive(Default)]
-pub(super) struct StreamMatrices(BTreeMap<&'static str, BTreeMap<usize, Tensor>>);
+/// Whether a vector is one of factors that the folder has and that its config turns off.
+pub(super) fn is_turned_off(k: &Keys, name: &str) -> bool {
+    name.ends_with(".altup_correct_scale.weight")
+        && k.config.find("altup_correct_scale") == Some(&false.into())
+}
 
-impl StreamMatrices {
-    /// Takes in a tensor by its name without `.weight`. False if that is no name of one.
-    pub(super) fn add(
-        &mut self,
-        stem: &str,
-        tensor: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<bool> {
-        let Some((list, index)) = stem.rsplit_once('.') else {
-            return Ok(false);
-        };
-        let name = match list {
-            "altup_projections" => "altup_proj.weight",
-            "altup_unembed_projections" => "altup_unembd_proj.weight",
-            _ => return Ok(false),
-        };
-        let Some(index) = index
-            .parse()
-            .ok()
-            .filter(|n: &usize| n.to_string() == index)
-        else {
-            return Ok(false);
-        };
-        self.0.entry(name).or_default().insert(index, tensor()?);
-        Ok(true)
-    }
-
-    /// Puts them below each other.
-    pub(super) fn stack(self, tensors: &mut HashMap<Arc<str>, Tensor>) -> Result<()> {
-        for (name, parts) in self.0 {
-            if let Some(missing) = (0..parts.len()).find(|i| !parts.contains_key(i)) {
-                let list = match name {
-                    "altup_proj.weight" => "altup_projections",
-                    _ => "altup_unembed_projections",
-                };
-                fail!(
-                    MissingTensor,
-                    "tensor model.{list}.{missing}.weight is missing"
-                );
-            }
-            let label = parts
-                .values()
-                .next()
-                .map_or(name.to_owned(), |t| t.name.to_string());
-            let joined = stack(label, parts.into_values().collect())?;
-            insert(tensors, name.to_owned(), joined)?;
+/// The embeddings of layers: those of tokens that have none, behind `vocab_size_per_layer_input`, are the first token's.
+pub(super) fn layer_embeddings(k: &Keys, tensor: Tensor) -> Result<Tensor> {
+    let n_vocab = k.config.size(&["vocab_size"])?;
+    let known = k.config.find_size("vocab_size_per_layer_input")?;
+    match (known, &tensor.dims[..]) {
+        (Some(known), &[width, rows]) if rows as u64 == known && known < n_vocab => {
+            let dims = vec![width, n_vocab as usize];
+            reordered(tensor, Order::Known(rows), Some(dims))
         }
-        Ok(())
+        _ => Ok(tensor),
     }
 }
 

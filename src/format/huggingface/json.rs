@@ -38,6 +38,11 @@ impl Config {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether a value is `null`.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.values.get(key).is_some_and(Value::is_null)
+    }
+
     /// Sets a value that is not there.
     pub(super) fn set_default(&mut self, key: &str, value: Value) {
         if self.find(key).is_none() {

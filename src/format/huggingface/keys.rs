@@ -331,6 +331,14 @@ impl<'a> Keys<'a> {
         self.values.insert(key, value.into());
     }
 
+    /// Says of a rotary embedding that is not scaled that it is not, as files of some families do.
+    pub(super) fn say_unscaled(&mut self) {
+        const TYPE: &str = "rope.scaling.type";
+        if !self.has(TYPE) {
+            self.set(TYPE, "none");
+        }
+    }
+
     /// Whether a key of the architecture is set.
     pub(super) fn has(&self, key: &str) -> bool {
         let key = format!("{}.{key}", self.architecture);
@@ -375,7 +383,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Sets a key to a number of the config, if that is there.
-    fn copy(&mut self, from: &str, to: &str) -> Result<()> {
+    pub(super) fn copy(&mut self, from: &str, to: &str) -> Result<()> {
         if let Some(number) = self.config.find_f32(from)? {
             self.set(to, number);
         }
@@ -517,7 +525,11 @@ pub(super) fn experts(k: &mut Keys) -> Result<()> {
 pub(super) fn qwen3moe(k: &mut Keys) -> Result<()> {
     qwen_experts(k)?;
     k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
-    window_where_asked(k)
+    // In all layers, whatever max_window_layers is.
+    match k.config.flag("use_sliding_window")? {
+        true => window_everywhere(k),
+        false => Ok(()),
+    }
 }
 
 /// Experts in all layers.
@@ -735,7 +747,7 @@ pub(super) fn gpt_oss(k: &mut Keys) -> Result<()> {
 
 pub(super) fn cohere2(k: &mut Keys) -> Result<()> {
     k.set("logit_scale", k.config.f32("logit_scale")?);
-    k.set("rope.scaling.type", "none");
+    k.say_unscaled();
     let every = k.config.find_size("sliding_window_pattern")?.unwrap_or(4);
     if every != 4 && k.config.find("layer_types").is_none() {
         fail!(

@@ -4,18 +4,15 @@ use super::json::wrong;
 use super::keys::Keys;
 use super::relatives;
 use super::rows::{Order, Reordered};
-use crate::error::{Result, fail, try_vec};
+use crate::error::{Error, Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::made::MakeRows;
 use crate::quant::{TensorType, dequantize_row};
 
+/// Whether rope rotates neighbours, as it does without the flag.
+const INTERLEAVED: &str = "rope_interleave";
+
 pub(super) fn keys(k: &mut Keys) -> Result<()> {
-    if k.config.find("rope_interleave") == Some(&false.into()) {
-        fail!(
-            Unsupported,
-            "config.json: rope_interleave is false, which is not supported"
-        );
-    }
     let size = |key: &str| k.config.size(&[key]);
     let (rank, rotated) = (size("kv_lora_rank")?, size("qk_rope_head_dim")?);
     let (plain, value) = (size("qk_nope_head_dim")?, size("v_head_dim")?);
@@ -52,7 +49,6 @@ pub(super) fn minicpm3(k: &mut Keys) -> Result<()> {
 
 /// Of Mistral 4, whose queries grow with their position.
 pub(super) fn mistral4(k: &mut Keys) -> Result<()> {
-    k.refuse("attention_bias")?;
     keys(k)?;
     if k.config.find_size("n_group")?.unwrap_or(1) > 1 {
         fail!(
@@ -70,6 +66,24 @@ pub(super) fn mistral4(k: &mut Keys) -> Result<()> {
         k.set("attention.temperature_scale", beta);
     }
     Ok(())
+}
+
+/// The order of the rows of a part that has rotated ones, where the folder rotates halves: those of each head, or of the vector that
+/// all heads share, come last.
+pub(super) fn rotated_last(k: &Keys, part: &str) -> Result<Option<Order>> {
+    if k.config.find(INTERLEAVED) != Some(&false.into()) {
+        return Ok(None);
+    }
+    let plain = match part {
+        "attn_q" | "attn_q_b" => "qk_nope_head_dim",
+        "attn_kv_a_mqa" => "kv_lora_rank",
+        _ => return Ok(None),
+    };
+    let size = |key: &str| Ok::<usize, Error>(k.config.size(&[key])? as usize);
+    Ok(Some(Order::LastInterleaved {
+        plain: size(plain)?,
+        rotated: size("qk_rope_head_dim")?,
+    }))
 }
 
 /// What YaRN asks of the scores, a tenth of which GGUF has.

@@ -14,6 +14,8 @@ use crate::error::{Result, fail, try_vec};
 use crate::format::{Array, Tensor, Value};
 use serde_json::{Value as Json, json};
 
+const CAP: &str = "final_logit_softcapping";
+
 pub(super) const LATER: &[Family] = &[
     // Its rope rotates neighbours, as in GGUF.
     Family {
@@ -205,8 +207,10 @@ pub(super) const LATER: &[Family] = &[
         defaults: || json!({"rms_norm_eps": 1e-6, "hidden_act": "relu2"}),
         bias_flags: &["attention_bias"],
         keys: |k| {
-            let cap = k.config.f32("final_logit_softcapping")?;
-            k.set("final_logit_softcapping", cap);
+            // Files without the key would be of another limit.
+            if !k.config.is_null(CAP) {
+                k.set("final_logit_softcapping", k.config.f32(CAP)?);
+            }
             Ok(())
         },
         ..LLAMA
@@ -731,9 +735,7 @@ fn muse_glimmer(k: &mut Keys) -> Result<()> {
     }
     k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     k.set("logit_scale", k.config.f32("output_multiplier")?);
-    let cap = k.config.f32("final_logit_softcapping")?;
-    k.set("final_logit_softcapping", cap);
-    Ok(())
+    k.copy(CAP, "final_logit_softcapping")
 }
 
 /// Tensors that a file has of what a config says: norms of queries and keys, whose weights are the factor on queries, and 1.

@@ -31,7 +31,6 @@ pub(super) fn granite_hybrid(k: &mut Keys) -> Result<()> {
 /// Sets the keys of Bamba.
 pub(super) fn bamba(k: &mut Keys) -> Result<()> {
     const ATTENDING: &str = "attn_layer_indices";
-    k.refuse("mlp_bias")?;
     k.set("rope.scaling.finetuned", true);
     let mut recurrent = vec![true; k.n_layers as usize];
     for layer in k.config.find_array(ATTENDING)?.into_iter().flatten() {
@@ -121,7 +120,7 @@ fn recurrent(k: &Keys) -> Result<Vec<bool>> {
 fn sizes(k: &mut Keys) -> Result<()> {
     const HEADS: &str = "mamba_n_heads";
     const HEAD_DIM: &str = "mamba_d_head";
-    refuse_others(k)?;
+    refuse_limits(k)?;
     let size = |key: &str| k.config.size(&[key]);
     let inner = size("mamba_expand")?.saturating_mul(size("hidden_size")?);
     let heads = size(HEADS)?;
@@ -151,12 +150,7 @@ fn sizes(k: &mut Keys) -> Result<()> {
 }
 
 /// Refuses what no backend does.
-pub(super) fn refuse_others(k: &Keys) -> Result<()> {
-    k.refuse("mamba_proj_bias")?;
-    refuse_limits(k)
-}
-
-fn refuse_limits(k: &Keys) -> Result<()> {
+pub(super) fn refuse_limits(k: &Keys) -> Result<()> {
     const LIMIT: &str = "time_step_limit";
     match k.config.find(LIMIT) {
         Some(limit) if !is_no_limit(limit) => fail!(

@@ -8,7 +8,7 @@
 //! | `families`, `further`, `later` | the families: names, layout, defaults |
 //! | `encoders`, `sentences` | encoders; what sentence-transformers has beside a model |
 //! | `json`, `keys`, `rope` | `config.json`, and the metadata that it becomes |
-//! | `tensors`, `experts` | the tensors by their new names |
+//! | `tensors`, `experts`, `lists` | the tensors by their new names |
 //! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
 //! | `template` | chat templates |
 //! | `eagle3` | heads of EAGLE-3, which draft for a model in another folder |
@@ -31,6 +31,7 @@ mod json;
 mod keys;
 mod latent;
 mod later;
+mod lists;
 mod mamba1;
 mod mamba2;
 mod mxfp4;

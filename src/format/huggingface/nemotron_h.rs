@@ -2,7 +2,7 @@
 
 use super::json::{Config, wrong};
 use super::keys::Keys;
-use super::mamba2::refuse_others;
+use super::mamba2::refuse_limits;
 use super::relatives::sigmoid_experts;
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Array, Value};
@@ -79,10 +79,7 @@ pub(super) fn experts(k: &mut Keys) -> Result<()> {
 
 /// Sets the keys of Nemotron-H.
 pub(super) fn keys(k: &mut Keys) -> Result<()> {
-    for flag in ["use_bias", "attention_bias"] {
-        k.refuse(flag)?;
-    }
-    refuse_others(k)?;
+    refuse_limits(k)?;
     if let Some(activation) = k.config.find_str("mamba_hidden_act")?
         && !["silu", "swish"].contains(&activation)
     {

@@ -245,6 +245,17 @@ pub(super) fn llama4(k: &mut Keys) -> Result<()> {
             .map(|i| !(i + 1).is_multiple_of(interval))
             .collect(),
     };
+    if let Some(types) = k.config.find_array("layer_types")?
+        && let Some(layer) = (0..types.len().min(rotates.len()))
+            .find(|i| (types[*i] == "chunked_attention") != rotates[*i])
+    {
+        fail!(
+            Unsupported,
+            "config.json: layer_types has {} for layer {layer}, but no_rope_layers has {}; layers with chunks rotate, and the others don't",
+            types[layer],
+            u8::from(rotates[layer])
+        );
+    }
     // Layers that rotate see chunks, if there are such.
     let context = k.config.size(&["max_position_embeddings"])?;
     let chunk = k.config.find_size("attention_chunk_size")?;
@@ -268,7 +279,7 @@ pub(super) fn cohere2_moe(k: &mut Keys) -> Result<()> {
     const PREFIX: &str = "prefix_dense_sliding_window_pattern";
     experts(k)?;
     k.set("logit_scale", k.config.f32("logit_scale")?);
-    k.set("rope.scaling.type", "none");
+    k.say_unscaled();
     let n_ff = k.copy_size("intermediate_size", "expert_feed_forward_length")?;
     let dense_ff = k.config.find_size("prefix_dense_intermediate_size")?;
     k.set("feed_forward_length", dense_ff.unwrap_or(n_ff));
@@ -431,7 +442,6 @@ pub(super) fn mistral3(k: &mut Keys) -> Result<()> {
 }
 
 pub(super) fn stablelm(k: &mut Keys) -> Result<()> {
-    k.refuse("qk_layernorm")?;
     let parallel = k.config.flag("use_parallel_residual")?;
     k.set("use_parallel_residual", parallel);
     Ok(())

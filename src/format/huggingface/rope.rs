@@ -27,6 +27,9 @@ pub(super) fn describe(keys: &mut Keys) -> Result<Vec<Tensor>> {
     };
     let full = parameters.nested("full_attention")?;
     let local = parameters.nested("sliding_attention")?;
+    if let Some(local) = &local {
+        check_local(local)?;
+    }
     let rope = Rope {
         config,
         own: full.as_ref().unwrap_or(&parameters),
@@ -50,6 +53,21 @@ pub(super) fn describe(keys: &mut Keys) -> Result<Vec<Tensor>> {
     let n_rotated = rope.rotated(keys.head_dim)?;
     keys.set("rope.dimension_count", n_rotated);
     scaling(keys, &rope, theta, n_rotated)
+}
+
+/// What layers with a window rotate by is never scaled.
+fn check_local(local: &Config) -> Result<()> {
+    let kind = match local.find_str("rope_type")? {
+        None => local.find_str("type")?,
+        found => found,
+    };
+    match kind {
+        None | Some("default") => Ok(()),
+        Some(other) => fail!(
+            Unsupported,
+            "config.json: rope_type of sliding_attention is {other:?}; supported: default"
+        ),
+    }
 }
 
 /// Where the numbers are: in an object of their own, or beside it.
@@ -180,6 +198,13 @@ fn scaling(keys: &mut Keys, rope: &Rope, theta: f64, n_rotated: u64) -> Result<V
                 if let Some(beta) = rope.find(name)? {
                     keys.set(&format!("rope.scaling.yarn_{name}"), beta as f32);
                 }
+            }
+            match rope.own.find("truncate") {
+                None => {}
+                Some(&Value::Bool(truncate)) => {
+                    keys.set("rope.scaling.yarn_truncate", truncate);
+                }
+                Some(other) => return Err(wrong("truncate", other, "true or false")),
             }
             let magnitude = |mscale: f64| match factor > 1.0 {
                 true => 0.1 * mscale * factor.ln() + 1.0,

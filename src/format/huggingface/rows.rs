@@ -14,6 +14,8 @@ pub(super) enum Order {
     /// Of heads of this many rows, the first and the second half take turns: rope then rotates
     /// neighbours, where it rotated halves.
     Interleaved(usize),
+    /// Of heads of `plain + rotated` rows, the last `rotated` of each as `Interleaved` has them.
+    LastInterleaved { plain: usize, rotated: usize },
     /// Of every `of` rows, `rows` from `from` on, `step` apart.
     Part {
         of: usize,
@@ -29,6 +31,8 @@ pub(super) enum Order {
         groups: usize,
         group: usize,
     },
+    /// The first `known` rows, and row 0 in place of those that would follow.
+    Known(usize),
     /// Of each group `key` rows of queries, as many of keys, `values` rows of values and as many of
     /// something else: the queries of all groups, then the keys, then the values.
     Apart {
@@ -53,6 +57,14 @@ impl Order {
                 let (first, i) = (row - row % head, row % head);
                 first + i % 2 * (head / 2) + i / 2
             }
+            Order::LastInterleaved { plain, rotated } => {
+                let (head, i) = (row / (plain + rotated), row % (plain + rotated));
+                let first = head * (plain + rotated) + plain;
+                match i.checked_sub(plain) {
+                    None => row,
+                    Some(i) => first + Order::Interleaved(rotated).source(i),
+                }
+            }
             Order::Part {
                 of,
                 from,
@@ -60,6 +72,8 @@ impl Order {
                 step,
             } => row / rows * of + from + row % rows * step,
             Order::Same => row,
+            Order::Known(known) if row < known => row,
+            Order::Known(_) => 0,
             Order::Tiled {
                 first,
                 rows,

@@ -3,8 +3,9 @@
 use super::experts::Experts;
 use super::families::{Family, Layout};
 use super::further::falcon_kv_heads;
-use super::gemma3n::StreamMatrices;
+use super::gemma3n;
 use super::json::Config;
+use super::lists::Lists;
 use super::rows::{Order, Reordered, halves_exchanged, transposed};
 use super::stored::{Stored, small};
 use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba1, mamba2, predictors, relatives};
@@ -62,8 +63,12 @@ const BIASES: &[(&str, &[&str])] = &[
             "mlp.down_proj",
             "mixer.up_proj",
             "mixer.down_proj",
+            "feed_forward.gate_proj",
+            "feed_forward.up_proj",
+            "feed_forward.down_proj",
         ],
     ),
+    ("projectors_bias", &["mamba.out_proj"]),
     (
         "use_bias",
         &[
@@ -207,7 +212,7 @@ impl<'a> Folder<'a> {
     pub(super) fn tensors(&self) -> Result<(HashMap<Arc<str>, Tensor>, u64)> {
         let mut tensors = HashMap::new();
         let mut experts = Experts::default();
-        let mut streams = StreamMatrices::default();
+        let mut lists = Lists::default();
         let mut heads = 0;
         let mut names: Vec<&String> = self.stored.keys().collect();
         names.sort_unstable();
@@ -230,15 +235,21 @@ impl<'a> Folder<'a> {
             if let Some((_, top)) = TOP.iter().find(|(known, _)| *known == stem) {
                 if !(self.tied && *top == "output" && end == "weight") {
                     let name = format!("{top}.{end}");
-                    let tensor = self.tensor(stored, &name)?;
+                    let tensor = match (self.architecture(), *top) {
+                        ("gemma3n", "per_layer_token_embd") => {
+                            gemma3n::layer_embeddings(self.keys, self.tensor(stored, &name)?)?
+                        }
+                        _ => self.tensor(stored, &name)?,
+                    };
                     insert(&mut tensors, name, tensor)?;
                 }
                 continue;
             }
-            if self.family.architecture == "gemma3n"
-                && end == "weight"
-                && streams.add(stem, || self.matrix(stored))?
-            {
+            let of_list = || match stored.shape[..] {
+                [_] => self.tensor(stored, name),
+                _ => self.matrix(stored),
+            };
+            if end == "weight" && lists.add(self.architecture(), stem, of_list)? {
                 continue;
             }
             let place = match predictors::of_qwen(stem, self.n_layers) {
@@ -318,7 +329,7 @@ impl<'a> Folder<'a> {
             }
         }
         experts.stack(&mut tensors)?;
-        streams.stack(&mut tensors)?;
+        lists.stack(&mut tensors)?;
         if self.family.architecture == "falcon-h1" && self.tied {
             // Head and embedding have other factors.
             if let Some(stored) = find_top(self.stored, "token_embd") {
@@ -391,6 +402,10 @@ impl<'a> Folder<'a> {
         let order = match self.family.layout {
             Layout::Halves if q_or_k => Some(Order::Interleaved(self.head_dim)),
             Layout::GroupedHeads if name.contains(".attn_qkv.") => Some(self.grouped(stored)?),
+            _ if self.plain_dim > 0 => match name.rsplit('.').nth(1) {
+                Some(part) => latent::rotated_last(self.keys, part)?,
+                None => None,
+            },
             _ => None,
         };
         if let Some(Order::Interleaved(head)) = order {
@@ -435,11 +450,17 @@ impl<'a> Folder<'a> {
             if shifted && name.ends_with("norm.weight") {
                 values.iter_mut().for_each(|v| *v += 1.0);
             }
+            match self.family.architecture {
+                "falcon-h1" => falcon_h1::scale(self.keys, name, &mut values)?,
+                "gemma3n" if gemma3n::is_turned_off(self.keys, name) => values.fill(1.0),
+                _ => {}
+            }
             return small(&stored.name, dims, &values);
         }
-        let embedding = name.starts_with("token_embd.");
+        // Embedding and head are as everywhere.
+        let in_layer = name.starts_with("blk.");
         let tensor = match self.family.layout {
-            Layout::Transposed if !embedding => transposed(stored)?,
+            Layout::Transposed if in_layer => transposed(stored)?,
             _ => self.matrix(stored)?,
         };
         match order {

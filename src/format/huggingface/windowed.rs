@@ -211,15 +211,6 @@ pub(super) fn laguna(k: &mut Keys) -> Result<()> {
         None => None,
     };
     if let Some(local) = local {
-        if let Some(kind) = local
-            .find_str("rope_type")?
-            .filter(|kind| *kind != "default")
-        {
-            fail!(
-                Unsupported,
-                "config.json: rope_type of layers with a window is {kind:?}; only default is supported"
-            );
-        }
         let share = local.find_f32("partial_rotary_factor")?.unwrap_or(1.0);
         let rotated = (k.head_dim as f32 * share) as u64;
         k.set("rope.dimension_count_swa", rotated);

@@ -144,6 +144,12 @@ FAMILIES = {
     # Attention and Mamba 2 in each layer, and every factor another.
     "falcon_h1": ("falcon_h1", "falcon-h1", FALCON_H1),
     "falcon_h1_normed": ("falcon_h1", "falcon-h1", FALCON_H1 | dict(mamba_rms_norm=True, mamba_n_groups=2, tie_word_embeddings=True)),
+    # Biases of all matrices, and norms before gates.
+    "falcon_h1_biased": ("falcon_h1", "falcon-h1", FALCON_H1 | dict(vocab_size=24, hidden_size=14, head_dim=6, num_attention_heads=3,
+                                                                    num_key_value_heads=1, intermediate_size=10, mamba_d_ssm=12, mamba_n_heads=3,
+                                                                    mamba_d_head=4, mamba_d_state=5, mamba_rms_norm=True,
+                                                                    mamba_norm_before_gate=True, attention_bias=True, mlp_bias=True,
+                                                                    mamba_proj_bias=True, projectors_bias=True)),
     # One part a layer, feed-forward parts behind some of the mixers only.
     "nemotron_h": ("nemotron_h", "nemotron_h", dict(hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=20,
                                                     intermediate_size=36, mlp_bias=True, mamba_num_heads=6, mamba_head_dim=8, n_groups=2,
@@ -212,6 +218,12 @@ FAMILIES = {
                                                     sliding_window=7, layer_types=GEMMA4_LAYERS[:3])),
     "glm4_moe_lite": ("glm4_moe_lite", "deepseek2", LATENT | dict(num_hidden_layers=3, n_routed_experts=6, n_shared_experts=1,
                                                                   routed_scaling_factor=1.8, n_group=1, topk_group=1)),
+    # Biases before and behind attention, and halves of what is rotated apart.
+    "deepseek_v3_biased": ("deepseek_v3", "deepseek2", LATENT | dict(vocab_size=40, hidden_size=20, intermediate_size=14, q_lora_rank=10,
+                                                                     kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
+                                                                     moe_intermediate_size=8, num_experts_per_tok=2, n_routed_experts=3,
+                                                                     n_shared_experts=1, first_k_dense_replace=0, n_group=1, topk_group=1, attention_bias=True,
+                                                                     rope_interleave=False)),
     "mistral4": ("mistral4", "mistral4", LATENT | dict(num_hidden_layers=3, n_routed_experts=6, n_shared_experts=1, n_group=1, topk_group=1,
                                                        routed_scaling_factor=1.4, norm_topk_prob=True,
                                                        rope_parameters=dict(**(YARN | dict(original_max_position_embeddings=8)), mscale=1.0,
@@ -340,6 +352,15 @@ def interleaved(x, heads):
     return x.reshape(heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
+def last_interleaved(x, config):
+    """The same of the last rows alone of each head, or of the vector that all heads share."""
+    rotated = config.qk_rope_head_dim
+    heads = 1 if len(x) == config.kv_lora_rank + rotated else config.num_attention_heads
+    x = x.reshape(heads, -1, *x.shape[1:])
+    last = x[:, -rotated:].reshape(heads, 2, -1, *x.shape[2:]).swapaxes(1, 2).reshape(heads, rotated, *x.shape[2:])
+    return np.concatenate([x[:, :-rotated], last], axis=1).reshape(-1, *x.shape[2:])
+
+
 def gguf_tensors(config, architecture, saved):
     """The saved tensors as (name, array) of a GGUF file, experts still apart."""
     # One that the package does not know, by the names of another.
@@ -348,6 +369,8 @@ def gguf_tensors(config, architecture, saved):
                                      config.num_hidden_layers)
     for name, x in saved.items():
         x = x.astype(np.float32)
+        if not getattr(config, "rope_interleave", True) and re.search(r"q_b_proj|kv_a_proj_with_mqa", name):
+            x = last_interleaved(x, config)
         if architecture == "falcon-h1":
             yield from falcon_h1(config, name, x)
             continue
@@ -513,15 +536,18 @@ def falcon_h1(config, name, x):
                "mamba.out_proj": c.ssm_out_multiplier}
     if ".mamba." in name:
         _, layer, part = re.match(r"(.*)\.layers\.(\d+)\.mamba\.(.*)$", name).groups()
-        if part == "in_proj.weight":
+        if part.startswith("in_proj."):
+            # Biases come behind the factor of the input.
             inner, states = c.mamba_d_ssm, c.mamba_n_groups * c.mamba_d_state
-            rows = np.repeat(np.float32(c.ssm_multipliers) * np.float32(c.ssm_in_multiplier),
+            rows = np.repeat(np.float32(c.ssm_multipliers) * np.float32(c.ssm_in_multiplier if x.ndim == 2 else 1.0),
                              [inner, inner, states, states, c.mamba_n_heads])
-            x = x * rows[:, None]
+            x = x * rows.reshape(-1, *[1] * (x.ndim - 1))
         for gguf_name, x in mamba2(f"blk.{layer}.", part, x, c.mamba_n_groups):
-            yield gguf_name, x * np.float32(c.ssm_out_multiplier) if part == "out_proj.weight" else x
+            yield gguf_name, x * np.float32(c.ssm_out_multiplier) if part.startswith("out_proj.") else x
         return
     stem, end = name.rsplit(".", 1)
+    if end == "bias":
+        factors |= dict(q_proj=1.0, v_proj=1.0, k_proj=c.key_multiplier)
     factor = np.float32(factors.get(stem.rsplit(".", 1)[-1], 1.0))
     part = {"embed_tokens": "token_embd", "lm_head": "output", "final_layernorm": "output_norm", "input_layernorm": "attn_norm",
             "pre_ff_layernorm": "ffn_norm", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
@@ -721,6 +747,8 @@ def write_metadata(w, architecture, config):
         w.add_ssm_group_count(c["mamba_n_groups"])
         w.add_ssm_time_step_rank(c["mamba_n_heads"])
         w.add_ssm_inner_size(c["mamba_d_ssm"])
+        if c["mamba_rms_norm"] and c["mamba_norm_before_gate"]:
+            w.add_bool("falcon-h1.ssm.norm_before_gate", True)
     if "linear_num_key_heads" in c:
         write_delta_net(w, c)
     if architecture == "gemma4":

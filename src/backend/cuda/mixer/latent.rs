@@ -64,6 +64,14 @@ impl Jobs {
                 gate.weight.name
             );
         }
+        let linears = [&a.q, &a.kv, &a.output].into_iter().chain(&a.q_a);
+        if let Some(bias) = linears.filter_map(|linear| linear.bias.as_ref()).next() {
+            fail!(
+                Unsupported,
+                "tensor {}: biases of latent attention are not supported on a GPU; they are on a CPU",
+                bias.name
+            );
+        }
         let norm = match &a.kv_norm {
             Some(norm) => self.norm(norm)?,
             None => args::Norm::default(),
