@@ -131,7 +131,6 @@ pub const WINDOWED: &[&str] = &[
 pub const RECURRENT: &[&str] = &[
     "bamba",
     "falcon_h1",
-    "falcon_h1_biased",
     "falcon_mamba",
     "granite_hybrid",
     "granite_hybrid_moe",
