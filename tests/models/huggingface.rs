@@ -409,6 +409,21 @@ fn tokens_without_embeddings_of_layers_have_the_first_ones() {
 }
 
 #[test]
+fn rows_that_change_places_must_be_of_whole_heads() {
+    for part in ["q_b_proj.weight", "kv_a_proj_with_mqa.bias"] {
+        let mut folder = Folder::family("deepseek_v3_biased");
+        let name = format!("model.layers.1.self_attn.{part}");
+        let stored = folder.tensors.get_mut(&name).unwrap();
+        let row_bytes = stored.bytes.len() / stored.shape[0];
+        stored.shape[0] -= 1;
+        stored.bytes.truncate(stored.shape[0] * row_bytes);
+        let e = folder.open().unwrap_err();
+        assert_eq!(e.status, Status::ShapeMismatch, "{e}");
+        assert!(e.message.contains(&name), "{e}");
+    }
+}
+
+#[test]
 fn factors_that_a_config_turns_off_are_ones() {
     let mut folder = Folder::family("gemma3n");
     let factors = |folder: &Folder| {

@@ -408,12 +408,17 @@ impl<'a> Folder<'a> {
             },
             _ => None,
         };
-        if let Some(Order::Interleaved(head)) = order {
+        let of_heads = match order {
+            Some(Order::Interleaved(head)) => Some((head, head)),
+            Some(Order::LastInterleaved { plain, rotated }) => Some((plain + rotated, rotated)),
+            _ => None,
+        };
+        if let Some((head, rotated)) = of_heads {
             let rows = stored.shape.first().copied().unwrap_or(1);
-            if !head.is_multiple_of(2) || !rows.is_multiple_of(head) {
+            if !rotated.is_multiple_of(2) || !rows.is_multiple_of(head) {
                 fail!(
                     ShapeMismatch,
-                    "tensor {} has shape {:?}; the model needs heads of {head} rows, an even number",
+                    "tensor {} has shape {:?}; the model needs heads of {head} rows, an even number of which rotates",
                     stored.name,
                     stored.shape
                 );
