@@ -18,9 +18,7 @@ pub(super) fn command_r(file: &ModelFile) -> Result<Network> {
     let network = d.network(|i| {
         let mut attention = d.attention(i, Some(&rope))?;
         if normed {
-            attention.own_head_norms = true;
-            attention.q_norm = d.norm_of_heads(i, "attn_q_norm", d.n_heads)?;
-            attention.k_norm = d.norm_of_heads(i, "attn_k_norm", d.n_kv_heads)?;
+            d.norm_each_head(i, &mut attention)?;
         }
         Ok(Block {
             mixer_norm: d.norm(i, "attn_norm")?,

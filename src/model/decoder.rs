@@ -305,22 +305,23 @@ impl<'a> Decoder<'a> {
         self.norm_of(layer, part, self.hidden)
     }
 
-    /// A Layer norm of each of `n_heads` heads, with weights of its own.
-    pub(super) fn norm_of_heads(
-        &self,
-        layer: usize,
-        part: &str,
-        n_heads: usize,
-    ) -> Result<Option<Norm>> {
-        let weight = format!("blk.{layer}.{part}.weight");
-        Ok(Some(Norm {
-            kind: NormKind::Layer,
-            weight: self
-                .source
-                .vector_in_rows(&weight, self.head_dim, n_heads)?,
-            bias: None,
-            eps: self.eps,
-        }))
+    /// Gives each head of queries and keys a Layer norm with weights of its own.
+    pub(super) fn norm_each_head(&self, layer: usize, attention: &mut Attention) -> Result<()> {
+        let norm = |part: &str, n_heads: usize| -> Result<Option<Norm>> {
+            let weight = format!("blk.{layer}.{part}.weight");
+            Ok(Some(Norm {
+                kind: NormKind::Layer,
+                weight: self
+                    .source
+                    .vector_in_rows(&weight, self.head_dim, n_heads)?,
+                bias: None,
+                eps: self.eps,
+            }))
+        };
+        attention.own_head_norms = true;
+        attention.q_norm = norm("attn_q_norm", self.n_heads)?;
+        attention.k_norm = norm("attn_k_norm", self.n_kv_heads)?;
+        Ok(())
     }
 
     /// A norm over `len` elements.
@@ -331,7 +332,7 @@ impl<'a> Decoder<'a> {
 
     /// The rotary embedding by the usual keys.
     pub(super) fn rope(&self, pairing: RopePairing) -> Result<Rope> {
-        // No key says it.
+        // Unless a key says otherwise.
         let ramp = match self.source.architecture() {
             "gpt-oss" => Ramp::Exact,
             _ => Ramp::Rounded,

@@ -32,9 +32,7 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     d.network(|i| {
         let mut attention = d.attention(i, Some(&rope))?;
         if normed {
-            attention.own_head_norms = true;
-            attention.q_norm = d.norm_of_heads(i, "attn_q_norm", d.n_heads)?;
-            attention.k_norm = d.norm_of_heads(i, "attn_k_norm", d.n_kv_heads)?;
+            d.norm_each_head(i, &mut attention)?;
         }
         let feed_forward = d.gated(i, Activation::Silu)?;
         Ok(Block {

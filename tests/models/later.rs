@@ -37,6 +37,12 @@ fn refused(folder: &Folder, key: &str, value: serde_json::Value) {
     assert!(e.message.contains(key), "{key}: {e}");
 }
 
+/// The window of each layer.
+fn windows(network: &Network) -> Vec<Option<usize>> {
+    let attention = network.blocks.iter().map(|b| b.mixer.as_attention());
+    attention.map(|a| a.unwrap().window).collect()
+}
+
 #[test]
 fn relatives_of_llama_are_read_as_llama() {
     let mut plain = Folder::family("mistral");
@@ -66,10 +72,6 @@ fn relatives_of_llama_are_read_as_llama() {
     let mut cwm = renamed("mistral", "cwm", "CwmForCausalLM");
     cwm.set("sliding_window", json!(5));
     let network = network_of(&cwm);
-    let windows = |network: &Network| -> Vec<Option<usize>> {
-        let attention = network.blocks.iter().map(|b| b.mixer.as_attention());
-        attention.map(|a| a.unwrap().window).collect()
-    };
     // All but every fourth, from the first one on.
     assert_eq!(windows(&network), [None, Some(5)]);
     agrees(&network);
@@ -901,18 +903,14 @@ fn the_largest_stablelm_has_norms_of_each_head() {
 /// Where transformers leaves a choice to the config, and files to the family.
 #[test]
 fn choices_of_configs_are_kept() {
-    let windows = |folder: &Folder| -> Vec<Option<usize>> {
-        let network = network_of(folder);
-        let attention = network.blocks.iter().map(|b| b.mixer.as_attention());
-        attention.map(|a| a.unwrap().window).collect()
-    };
     let mut folder = Folder::family("qwen3moe");
     folder.set("sliding_window", json!(5));
-    assert_eq!(windows(&folder), [None, None]);
+    assert_eq!(windows(&network_of(&folder)), [None, None]);
     folder.set("use_sliding_window", json!(true));
     folder.set("max_window_layers", json!(1));
-    assert_eq!(windows(&folder), [Some(5), Some(5)]);
-    agrees(&network_of(&folder));
+    let network = network_of(&folder);
+    assert_eq!(windows(&network), [Some(5), Some(5)]);
+    agrees(&network);
 
     let caps = |folder: &Folder| {
         let network = network_of(folder);

@@ -154,6 +154,18 @@ fn submit(
     submitted.map_err(|e| e.error)
 }
 
+/// The same, and waits for what comes of it.
+fn evaluate_row(
+    weights: &PartsWeights,
+    (rank, runner): (usize, &Mutex<&mut Box<dyn Runner>>),
+    row: (&[u32], Want),
+    interrupt: &Arc<AtomicBool>,
+) -> Result<()> {
+    let mut runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
+    submit(weights, (rank, &mut ***runner), row, None, interrupt)?;
+    runner.poll(true).map(drop)
+}
+
 /// Has all ranks evaluate tokens, for the logits of the last one or for nothing else.
 pub(super) fn evaluate(
     core: &mut Core,
@@ -220,17 +232,7 @@ fn evaluate_piece(
     let parts: Vec<Mutex<&mut Box<dyn Runner>>> = core.parts.iter_mut().map(Mutex::new).collect();
     let ready = ready.and_then(|()| memory::check());
     let never = Arc::new(AtomicBool::new(false));
-    let work = |rank: usize| {
-        let mut runner = parts[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        submit(
-            &weights,
-            (rank, &mut ***runner),
-            (tokens, want),
-            None,
-            &never,
-        )?;
-        runner.poll(true).map(drop)
-    };
+    let work = |rank: usize| evaluate_row(&weights, (rank, &parts[rank]), (tokens, want), &never);
     let turn = Turn::begin(ranks, ready, || {
         with(Work::new("a prompt"), setting).row(context, tokens, &want)
     })?;
@@ -344,18 +346,8 @@ fn verify_rows(
     };
     let others: Vec<Mutex<&mut Box<dyn Runner>>> = parts.map(Mutex::new).collect();
     let follow = |rank: usize| {
-        let mut runner = others[rank - 1]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
         let want = Want::Drafted { drafts };
-        submit(
-            &weights,
-            (rank, &mut ***runner),
-            (tokens, want),
-            None,
-            &never,
-        )?;
-        runner.poll(true).map(drop)
+        evaluate_row(&weights, (rank, &others[rank - 1]), (tokens, want), &never)
     };
     let turn = Turn::begin(ranks, ready, || {
         with(Work::new("a step with drafts"), setting).row(context, tokens, &want)

@@ -8,10 +8,8 @@ use crate::format::convert::converted;
 use crate::format::made::MakeRows;
 use crate::quant::TensorType;
 
-const BEFORE_GATE: &str = "mamba_norm_before_gate";
-
 pub(super) fn keys(k: &mut Keys) -> Result<()> {
-    if k.config.flag("mamba_rms_norm")? && k.config.flag(BEFORE_GATE)? {
+    if k.config.flag("mamba_rms_norm")? && k.config.flag("mamba_norm_before_gate")? {
         k.set("ssm.norm_before_gate", true);
     }
     mamba2::refuse_limits(k)?;
@@ -73,18 +71,14 @@ fn factors(k: &Keys, name: &str) -> Result<Vec<(usize, f32)>> {
         "output.weight" => all(number("lm_head_multiplier")?),
         "attn_q.weight" | "attn_v.weight" => all(input()?),
         "attn_k.weight" => all(input()? * number("key_multiplier")?),
-        "attn_output.weight" => all(number("attention_out_multiplier")?),
-        "ffn_gate.weight" => all(list("mlp_multipliers", 2)?[0]),
-        "ffn_down.weight" => all(list("mlp_multipliers", 2)?[1]),
-        "ssm_out.weight" => all(number("ssm_out_multiplier")?),
+        // Biases come behind the factor of the input.
         "attn_k.bias" => all(number("key_multiplier")?),
-        "attn_output.bias" => all(number("attention_out_multiplier")?),
-        "ffn_gate.bias" => all(list("mlp_multipliers", 2)?[0]),
-        "ffn_down.bias" => all(list("mlp_multipliers", 2)?[1]),
-        "ssm_out.bias" => all(number("ssm_out_multiplier")?),
+        "attn_output.weight" | "attn_output.bias" => all(number("attention_out_multiplier")?),
+        "ffn_gate.weight" | "ffn_gate.bias" => all(list("mlp_multipliers", 2)?[0]),
+        "ffn_down.weight" | "ffn_down.bias" => all(list("mlp_multipliers", 2)?[1]),
+        "ssm_out.weight" | "ssm_out.bias" => all(number("ssm_out_multiplier")?),
         "ssm_in.weight" | "ssm_in.bias" => {
             let own = list("ssm_multipliers", 5)?;
-            // Biases come behind the factor of the input.
             let input = match part {
                 "ssm_in.weight" => number("ssm_in_multiplier")?,
                 _ => 1.0,

@@ -209,7 +209,7 @@ pub(super) const LATER: &[Family] = &[
         keys: |k| {
             // Files without the key would be of another limit.
             if !k.config.is_null(CAP) {
-                k.set("final_logit_softcapping", k.config.f32(CAP)?);
+                k.set(CAP, k.config.f32(CAP)?);
             }
             Ok(())
         },
@@ -421,7 +421,7 @@ fn cwm(k: &mut Keys) -> Result<()> {
 
 /// `Unsupported` if layers with a window, or those without, rotate by something else than `expected`: the kind of scaling, if only that
 /// is possible, and the share of a head.
-fn check_rope(k: &Keys, layers: &str, kind: Option<&str>, share: Option<f32>) -> Result<()> {
+fn check_rope(k: &Keys, layers: &str, share: f32) -> Result<()> {
     let parameters = k.config.nested("rope_parameters")?;
     let own = match &parameters {
         Some(parameters) => parameters.nested(layers)?,
@@ -433,15 +433,8 @@ fn check_rope(k: &Keys, layers: &str, kind: Option<&str>, share: Option<f32>) ->
             "config.json: key {layers} of rope_parameters is missing"
         );
     };
-    let found = own.find_str("rope_type")?.unwrap_or("default");
-    if let Some(kind) = kind.filter(|kind| *kind != found) {
-        fail!(
-            Unsupported,
-            "config.json: rope_type of {layers} is {found:?}; only {kind:?} is supported"
-        );
-    }
     let found = own.find_f32("partial_rotary_factor")?.unwrap_or(1.0);
-    if let Some(share) = share.filter(|share| *share != found) {
+    if share != found {
         fail!(
             Unsupported,
             "config.json: partial_rotary_factor of {layers} is {found}; only {share} is supported"
@@ -467,7 +460,7 @@ fn lfm3(k: &mut Keys) -> Result<()> {
     };
     k.set_kv_heads(&attends)?;
     if windowed.contains(&true) {
-        check_rope(k, "sliding_attention", Some("default"), Some(1.0))?;
+        check_rope(k, "sliding_attention", 1.0)?;
         k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     }
     k.set("rope.dimension_count_swa", k.head_dim);
@@ -735,7 +728,7 @@ fn muse_glimmer(k: &mut Keys) -> Result<()> {
     }
     k.set_windows(k.config.size(&["sliding_window"])?, windowed);
     k.set("logit_scale", k.config.f32("output_multiplier")?);
-    k.copy(CAP, "final_logit_softcapping")
+    k.copy(CAP, CAP)
 }
 
 /// Tensors that a file has of what a config says: norms of queries and keys, whose weights are the factor on queries, and 1.
@@ -826,8 +819,7 @@ fn step35(k: &mut Keys) -> Result<()> {
     k.set("attention.head_count_kv", kv_heads);
     for (kind, share) in [("full_attention", 0.5), ("sliding_attention", 1.0)] {
         if windowed.contains(&(kind == "sliding_attention")) {
-            let only = (share == 1.0).then_some("default");
-            check_rope(k, kind, only, Some(share))?;
+            check_rope(k, kind, share)?;
         }
     }
     // Files have that of a whole head.

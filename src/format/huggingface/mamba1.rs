@@ -3,7 +3,7 @@
 use super::keys::{Keys, experts};
 use super::stored::{Stored, small};
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{Array, Tensor, Value};
+use crate::format::Tensor;
 
 /// What a part of a layer is: its name in GGUF behind that of the layer.
 type Part = (&'static str, Tensor);
@@ -46,7 +46,6 @@ pub(super) fn falcon_mamba(k: &mut Keys) -> Result<()> {
 
 /// Sets the keys of Jamba.
 pub(super) fn jamba(k: &mut Keys) -> Result<()> {
-    const HEADS: &str = "num_key_value_heads";
     if let Some(window) = k.config.find("sliding_window") {
         fail!(
             Unsupported,
@@ -58,22 +57,13 @@ pub(super) fn jamba(k: &mut Keys) -> Result<()> {
     let inner = hidden.saturating_mul(k.config.size(&["mamba_expand"])?);
     let attends = every(k, "attn_layer_offset", "attn_layer_period")?;
     every(k, "expert_layer_offset", "expert_layer_period")?;
-    let n_kv_heads = match k.config.find_size(HEADS)? {
-        Some(n) => n,
-        None => k.config.size(&["num_attention_heads"])?,
-    };
-    let heads = attends.iter().map(|attends| match attends {
-        true => n_kv_heads as i64,
-        false => 0,
-    });
-    let heads = Value::Array(Array::I64(heads.collect()));
     let pairs = [
         ("ssm.conv_kernel", k.config.size(&["mamba_d_conv"])?),
         ("ssm.inner_size", inner),
         ("ssm.state_size", k.config.size(&["mamba_d_state"])?),
         ("ssm.time_step_rank", rank),
     ];
-    k.set("attention.head_count_kv", heads);
+    k.set_kv_heads(&attends)?;
     for (key, value) in pairs {
         k.set(key, value);
     }

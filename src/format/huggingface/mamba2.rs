@@ -6,7 +6,7 @@ use super::rows::Order;
 use super::stored::{Stored, small};
 use super::tensors::{Folder, reordered};
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{Array, Tensor, Value};
+use crate::format::Tensor;
 
 /// What a part of a layer is or holds: names in GGUF behind that of the layer.
 type Parts = Vec<(&'static str, Tensor)>;
@@ -75,16 +75,8 @@ pub(super) fn mamba2(k: &mut Keys) -> Result<()> {
 
 /// Sets the keys of layers that attend, and of those that don't.
 fn hybrid(k: &mut Keys, recurrent: &[bool]) -> Result<()> {
-    let n_kv_heads = match k.config.find_size("num_key_value_heads")? {
-        Some(n) => n,
-        None => k.config.size(&["num_attention_heads"])?,
-    };
-    let heads = recurrent.iter().map(|recurrent| match *recurrent {
-        true => 0,
-        false => n_kv_heads as i64,
-    });
-    let heads = Value::Array(Array::I64(heads.collect()));
-    k.set("attention.head_count_kv", heads);
+    let attends: Vec<bool> = recurrent.iter().map(|recurrent| !recurrent).collect();
+    k.set_kv_heads(&attends)?;
     match recurrent.contains(&true) {
         true => sizes(k),
         false => Ok(()),

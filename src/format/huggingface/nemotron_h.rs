@@ -98,9 +98,6 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
         return Err(Error::new(Status::InvalidModel, problem));
     }
     let size = |key: &str| k.config.size(&[key]);
-    let n_kv_heads = k
-        .config
-        .size(&["num_key_value_heads", "num_attention_heads"])?;
     let of_kinds = |sizes: &[(Kind, &str)]| -> Result<Value> {
         let of = |kind: &Kind| match sizes.iter().find(|(of, _)| of == kind) {
             Some((_, key)) => Ok(size(key)? as i64),
@@ -113,14 +110,7 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
         (Kind::FeedForward, "intermediate_size"),
         (Kind::Experts, "moe_intermediate_size"),
     ])?;
-    let heads = kinds.iter().map(|kind| {
-        if *kind == Kind::Attention {
-            n_kv_heads as i64
-        } else {
-            0
-        }
-    });
-    let heads = Value::Array(Array::I64(heads.collect()));
+    let attends: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Attention).collect();
     let n_heads = size("mamba_num_heads")?;
     let pairs = [
         ("ssm.conv_kernel", size("conv_kernel")?),
@@ -133,7 +123,7 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
         ),
     ];
     let eps = k.config.find_f32("layer_norm_epsilon")?;
-    k.set("attention.head_count_kv", heads);
+    k.set_kv_heads(&attends)?;
     k.set("feed_forward_length", widths);
     for (key, value) in pairs {
         k.set(key, value);

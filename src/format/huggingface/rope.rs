@@ -27,8 +27,16 @@ pub(super) fn describe(keys: &mut Keys) -> Result<Vec<Tensor>> {
     };
     let full = parameters.nested("full_attention")?;
     let local = parameters.nested("sliding_attention")?;
-    if let Some(local) = &local {
-        check_local(local)?;
+    if let Some(own) = &local {
+        // What layers with a window rotate by is never scaled.
+        let rope = Rope { config, own };
+        let kind = rope.kind()?;
+        if kind != "default" {
+            fail!(
+                Unsupported,
+                "config.json: rope_type of sliding_attention is {kind:?}; supported: default"
+            );
+        }
     }
     let rope = Rope {
         config,
@@ -53,21 +61,6 @@ pub(super) fn describe(keys: &mut Keys) -> Result<Vec<Tensor>> {
     let n_rotated = rope.rotated(keys.head_dim)?;
     keys.set("rope.dimension_count", n_rotated);
     scaling(keys, &rope, theta, n_rotated)
-}
-
-/// What layers with a window rotate by is never scaled.
-fn check_local(local: &Config) -> Result<()> {
-    let kind = match local.find_str("rope_type")? {
-        None => local.find_str("type")?,
-        found => found,
-    };
-    match kind {
-        None | Some("default") => Ok(()),
-        Some(other) => fail!(
-            Unsupported,
-            "config.json: rope_type of sliding_attention is {other:?}; supported: default"
-        ),
-    }
 }
 
 /// Where the numbers are: in an object of their own, or beside it.

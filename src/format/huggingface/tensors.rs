@@ -245,11 +245,9 @@ impl<'a> Folder<'a> {
                 }
                 continue;
             }
-            let of_list = || match stored.shape[..] {
-                [_] => self.tensor(stored, name),
-                _ => self.matrix(stored),
-            };
-            if end == "weight" && lists.add(self.architecture(), stem, of_list)? {
+            if end == "weight"
+                && lists.add(self.architecture(), stem, || self.tensor(stored, name))?
+            {
                 continue;
             }
             let place = match predictors::of_qwen(stem, self.n_layers) {

@@ -356,9 +356,10 @@ def last_interleaved(x, config):
     """The same of the last rows alone of each head, or of the vector that all heads share."""
     rotated = config.qk_rope_head_dim
     heads = 1 if len(x) == config.kv_lora_rank + rotated else config.num_attention_heads
-    x = x.reshape(heads, -1, *x.shape[1:])
-    last = x[:, -rotated:].reshape(heads, 2, -1, *x.shape[2:]).swapaxes(1, 2).reshape(heads, rotated, *x.shape[2:])
-    return np.concatenate([x[:, :-rotated], last], axis=1).reshape(-1, *x.shape[2:])
+    of_heads = x.reshape(heads, -1, *x.shape[1:])
+    plain, last = of_heads[:, :-rotated], of_heads[:, -rotated:]
+    last = interleaved(last.reshape(heads * rotated, *x.shape[1:]), heads).reshape(last.shape)
+    return np.concatenate([plain, last], axis=1).reshape(x.shape)
 
 
 def gguf_tensors(config, architecture, saved):
