@@ -3,7 +3,7 @@
 #include "args_common.h"
 #include "common.cuh"
 
-enum ActivationKind : uint32_t { SILU = 0, GELU_TANH = 1, GELU = 2, CLAMPED_SWIGLU = 3, RELU_SQUARED = 4, XIELU = 5 };
+enum ActivationKind : uint32_t { SILU = 0, GELU_TANH = 1, GELU = 2, CLAMPED_SWIGLU = 3, RELU_SQUARED = 4, XIELU = 5, LIMITED_SILU = 6 };
 
 // Comparisons that let a NaN through.
 __device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
@@ -35,7 +35,13 @@ __device__ __forceinline__ float activated(const Activation& a, float x) {
 // The same of the product that stores it, whose epilogue waits for each division: to 2 units in the last place.
 __device__ __forceinline__ float gated_silu(float gate, float up) { return __fmul_rn(__fdividef(gate, 1.0f + __expf(-gate)), up); }
 // Of a gate and the value that it lets through.
+static __device__ __noinline__ float gated_otherwise(uint32_t kind, float alpha, float limit, float gate, float up) {
+    if (kind == CLAMPED_SWIGLU || kind == LIMITED_SILU) up = at_most(at_least(up, -limit), limit);
+    if (kind == CLAMPED_SWIGLU) up = __fadd_rn(up, 1.0f);
+    if (kind == LIMITED_SILU) return __fmul_rn(at_most(gate / (1.0f + __expf(-gate)), limit), up);
+    return __fmul_rn(activated_otherwise(kind, alpha, limit, gate), up);
+}
 __device__ __forceinline__ float gated(const Activation& a, float gate, float up) {
-    if (a.kind == CLAMPED_SWIGLU) up = __fadd_rn(at_most(at_least(up, -a.limit), a.limit), 1.0f);
-    return __fmul_rn(activated(a, gate), up);
+    if (a.kind == SILU) return __fmul_rn(gate / (1.0f + __expf(-gate)), up);
+    return gated_otherwise(a.kind, a.alpha, a.limit, gate, up);
 }

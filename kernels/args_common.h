@@ -10,6 +10,9 @@ constexpr size_t ENTRY_LOGPROBS = 64;
 // What stands for no window in `KvLayout`.
 constexpr uint32_t NO_WINDOW = 2147483647;
 
+// What tells positions of a chunk from those of a window there.
+constexpr uint32_t CHUNKED = 2147483648;
+
 // Most segments of a fused matrix.
 constexpr size_t MAX_SEGMENTS = 4;
 
@@ -143,7 +146,8 @@ struct KvLayout {
     uint32_t q8;
     // Tiles of the ring; 0: the layer's cache holds the whole context.
     uint32_t ring;
-    // Position p sees p - window + 1 to p; 2^31 - 1 where there is no window.
+    // Position p sees p - window + 1 to p; 2^31 - 1 where there is no window. With CHUNKED, the rest of the number is that of positions
+    // of a chunk, and p sees its own chunk up to p; kernels that know of no chunks see all.
     uint32_t window;
 };
 
@@ -498,7 +502,7 @@ struct Rotation {
     const float* after[2];
     // Of the factor on queries that grows with the position.
     float temperature;
-    // Positions of a step of the factor on queries; 0: none.
+    // Positions of a step of the factor on queries; 0: none; below 0 the same, with positions counted from 1.
     float temperature_length;
 };
 
@@ -587,6 +591,9 @@ struct AttendArgs {
     uint32_t first_row;
     // Elements of a value, at most head_dim.
     uint32_t value_dim;
+    // `[n_heads]`: how much less scores are with each position of distance, in the unit of the scores' scale, or NULL. Kernels for
+    // sessions look there only if there is a cap, which then is none.
+    const float* slopes;
 };
 
 struct FlashArgs {
@@ -604,6 +611,9 @@ struct FlashArgs {
     uint32_t n_heads;
     // Elements of a value, at most head_dim.
     uint32_t value_dim;
+    // `[n_heads]`: how much less scores are with each position of distance, in the unit of the scores' scale, or NULL. Kernels for
+    // sessions look there only if there is a cap, which then is none.
+    const float* slopes;
 };
 
 struct SampleArgs {
@@ -647,6 +657,6 @@ static_assert(sizeof(GatedMatmulArgs) == 72);
 static_assert(sizeof(Rotation) == 56);
 static_assert(sizeof(Scores) == 16);
 static_assert(sizeof(RopeArgs) == 240);
-static_assert(sizeof(AttendArgs) == 304);
-static_assert(sizeof(FlashArgs) == 96);
+static_assert(sizeof(AttendArgs) == 312);
+static_assert(sizeof(FlashArgs) == 104);
 static_assert(sizeof(SampleArgs) == 48);

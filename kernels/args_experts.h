@@ -226,6 +226,17 @@ struct ExpertMatvecArgs {
     uint32_t padding;
 };
 
+struct WeighInnerArgs {
+    // `[pairs or slots][width]`: gates, then ups, or ups.
+    float* inner;
+    // `[rows][n_used + 1]`, which are 1 from then on, but for the shared expert's.
+    float* weights;
+    // Pair of each slot, or NULL where inner values are by pairs.
+    const uint32_t* pairs;
+    uint32_t n_used;
+    uint32_t width;
+};
+
 struct ExpertMatmulArgs {
     // `[inputs][k]`, tiled.
     const __half* x;
@@ -292,5 +303,6 @@ static_assert(sizeof(ExpertsDownArgs) == 120);
 static_assert(sizeof(ExpertsRowsArgs) == 152);
 static_assert(sizeof(SortArgs) == 64);
 static_assert(sizeof(ExpertMatvecArgs) == 184);
+static_assert(sizeof(WeighInnerArgs) == 32);
 static_assert(sizeof(ExpertMatmulArgs) == 128);
 static_assert(sizeof(CombineArgs) == 80);

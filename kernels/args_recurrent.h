@@ -43,7 +43,7 @@ struct RecurrentArgs {
     uint32_t gate_at;
     uint32_t step_at;
     uint32_t beta_at;
-    // Delta rule: q and k have length 1, `scale = sigmoid(in[beta_at])`; else scale = step.
+    // Delta rule: q and k have length 1, `scale = beta_scale * sigmoid(in[beta_at])`; else scale = step.
     uint32_t delta;
     float q_scale;
     // Of the norm.
@@ -57,6 +57,15 @@ struct RecurrentArgs {
     uint32_t tiled;
     // A step without norm multiplies by silu(gate).
     uint32_t gated;
+    float beta_scale;
+    // Where each channel has a step of its own, `[rows of input][steps_stride]`: `[heads][cols]` numbers, as many as `step_bias` has,
+    // with `decay = exp(rate * softplus(in + bias))`, or `exp(floor * sigmoid(rate * (in + bias)))` if the floor is below 0.
+    const float* steps;
+    // And there, `[rows of input][gates_stride]`: gates, in place of those at `gate_at`.
+    const float* gates;
+    uint32_t steps_stride;
+    uint32_t gates_stride;
+    float floor;
     uint32_t padding;
 };
 
@@ -77,6 +86,9 @@ struct GatedNormArgs {
     // The norm is of x * silu(gate); else the norm of x is multiplied by it.
     uint32_t gate_first;
     float eps;
+    // The gate is a factor by its sigmoid; not if it comes first.
+    uint32_t sigmoid;
+    uint32_t padding;
 };
 
 // out = c * convolution(b * x): of rows `[b, c, x]`.
@@ -129,7 +141,7 @@ struct SelectiveArgs {
     uint32_t padding;
 };
 
-static_assert(sizeof(RecurrentArgs) == 184);
-static_assert(sizeof(GatedNormArgs) == 48);
+static_assert(sizeof(RecurrentArgs) == 216);
+static_assert(sizeof(GatedNormArgs) == 56);
 static_assert(sizeof(ShortConvArgs) == 72);
 static_assert(sizeof(SelectiveArgs) == 144);

@@ -21,8 +21,6 @@ struct TextFlashArgs {
     const TextTile* tiles;
     // Keys and values of `kv_rows` rows.
     const uint8_t* kv;
-    // `[n_heads]`: scores are less by their distance times that, in powers of two; or NULL.
-    const float* slopes;
     // `[rows][n_heads * head_dim]`, tiled, in place of `out`; or NULL. Whole tiles, heads of a multiple of 8.
     __half* f16;
     // `[rows]` becomes ones.

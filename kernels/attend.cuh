@@ -55,10 +55,11 @@ struct Chunks {
     uint32_t per;     // positions of a chunk
     uint32_t used;    // chunks
 };
-__device__ __forceinline__ Chunks chunks_of(const AttendArgs& a, const Session* s, uint32_t row) {
+// WITHIN: of layers, too, whose window is CHUNKED.
+template <bool WITHIN = false> __device__ __forceinline__ Chunks chunks_of(const AttendArgs& a, const Session* s, uint32_t row) {
     Chunks c;
     c.length = s->position + 1 + (a.prefill ? a.first_row + row : 0);
-    c.first = first_seen(a.layout, c.length);
+    c.first = WITHIN ? first_reached(a.layout, c.length) : first_seen(a.layout, c.length);
     c.begin = c.first / KV_TILE * KV_TILE;
     c.per = chunk_positions(c.length - c.begin, a.n_chunks);
     c.used = (c.length - c.begin + c.per - 1) / c.per;

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_combine(const __grid_co
     release_dependents();
     wait_for_producers();
     const uint32_t hd = a.value_dim, e = blockIdx.x * 128 + threadIdx.x, len = a.n_heads * hd;
-    const uint32_t groups = (len + 31) / 32, used = chunks_of(a, session_of(a, blockIdx.y), blockIdx.y).used;
+    const uint32_t groups = (len + 31) / 32, used = chunks_of<true>(a, session_of(a, blockIdx.y), blockIdx.y).used;
     float v = 0.0f;
     if (e < len) {
         const uint32_t head = e / hd, d = e % hd;

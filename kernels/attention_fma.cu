@@ -14,7 +14,7 @@ template <int G, int PIECES> __device__ __forceinline__ void attend_body(const A
     const uint32_t kv_head = blockIdx.y / a.head_parts, first_head = blockIdx.y % a.head_parts * G;
     const uint32_t n_q = min((uint32_t)G, group - first_head);
     const Session* s = session_of(a, blockIdx.z);
-    const Chunks chunks = chunks_of(a, s, blockIdx.z);
+    const Chunks chunks = chunks_of<true>(a, s, blockIdx.z);
     if (blockIdx.x >= chunks.used) return;
     const uint32_t start = max(chunks.first, chunks.begin + blockIdx.x * chunks.per);
     const uint32_t end = min(chunks.length, chunks.begin + (blockIdx.x + 1) * chunks.per);
@@ -85,7 +85,9 @@ template <int G, int PIECES> __device__ __forceinline__ void attend_body(const A
 #pragma unroll
                 for (int i = 0; i < E; i++) t = __fmaf_rn(q[g][i], k[u][i], t);
                 for (uint32_t o = lanes / 2; o; o >>= 1) t = __fadd_rn(t, __shfl_xor_sync(~0u, t, o));
-                if (a.scores.cap != 0.0f) t = capped(a.scores.cap, t);
+                if (a.scores.cap != 0.0f)
+                    t = a.slopes ? fallen(a.slopes, kv_head * group + first_head + min((uint32_t)g, n_q - 1), chunks.length - 1 - (base + u * runs + run), t)
+                                        : capped(a.scores.cap, t);
                 score[u][g] = valid[u] ? t : -INFINITY;
             }
 #pragma unroll

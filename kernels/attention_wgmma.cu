@@ -144,7 +144,7 @@ template <int HD, bool TEXTS, class Where> __device__ __forceinline__ void flash
         if constexpr (TEXTS) {
             if (f.slope != 0.0f) {
 #pragma unroll
-                for (int i = 0; i < 64; i++) score[i] = leaned(f, mine + (i & 2) * 4, position(i), score[i]);
+                for (int i = 0; i < 64; i++) score[i] = leaned(f.slope, mine + (i & 2) * 4, position(i), score[i]);
             }
         }
         if (a.scores.cap != 0.0f) {

@@ -24,6 +24,16 @@ __device__ __forceinline__ uint32_t first_seen(const KvLayout& l, uint32_t lengt
     return length > l.window ? length - l.window : 0;
 }
 
+// How many positions position `mine` may see, itself and those before it, be they there or not: of its window, or of its chunk.
+__device__ __forceinline__ uint32_t reach(const KvLayout& l, uint32_t mine) {
+    return l.window & CHUNKED ? mine % (l.window & ~CHUNKED) + 1 : l.window;
+}
+// `first_seen` of kernels that know of chunks.
+__device__ __forceinline__ uint32_t first_reached(const KvLayout& l, uint32_t length) {
+    const uint32_t seen = reach(l, length - 1);
+    return length > seen ? length - seen : 0;
+}
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);

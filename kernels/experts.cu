@@ -279,6 +279,19 @@ extern "C" __global__ void __launch_bounds__(PAIR_WARPS * 32) route_pairs(const 
     }
 }
 
+// Grid (pairs or slots): their inner values times the weights of the pairs, which are 1 behind it.
+extern "C" __global__ void __launch_bounds__(256) weigh_inner(const __grid_constant__ WeighInnerArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const uint32_t pair = a.pairs ? a.pairs[blockIdx.x] : blockIdx.x;
+    float* const weight = a.weights + pair / a.n_used * (a.n_used + 1) + pair % a.n_used;
+    const float factor = *weight;
+    float* const inner = a.inner + (uint64_t)blockIdx.x * a.width;
+    for (uint32_t i = threadIdx.x; i < a.width; i += blockDim.x) inner[i] = __fmul_rn(factor, inner[i]);
+    __syncthreads();
+    if (threadIdx.x == 0) *weight = 1.0f;
+}
+
 // Weighted sums over each row's experts, in ascending order, then the shared one. Grid (len / 128
 // rounded up, rows).
 extern "C" __global__ void __launch_bounds__(128) expert_combine(const __grid_constant__ CombineArgs a) {

@@ -43,7 +43,7 @@ __device__ __forceinline__ FlashPlace place_in_text(const TextFlashArgs& t, uint
     const uint8_t* cache = t.kv + ((uint64_t)kv_head * t.kv_rows + tile.start) * a.layout.row_bytes;
     return {a.q + start * a.layout.head_dim, a.out + start * a.value_dim, cache, text_plane(a.layout, t.kv_rows), head, tile.first, tile.len, 0,
             first_seen(a.layout, tile.first + 1), min(tile.len, min(tile.len, tile.first + count) - 1 + t.ahead),
-            t.slopes ? t.slopes[head] : 0.0f, t.ahead, tile.start, t.f16, t.f16_scale};
+            a.slopes ? a.slopes[head] : 0.0f, t.ahead, tile.start, t.f16, t.f16_scale};
 }
 
 // Whether position `p` of a text is hidden from its position `mine`: further before than the window, further ahead, or behind the
@@ -60,8 +60,8 @@ __device__ __forceinline__ void store_f16(const FlashArgs& a, const FlashPlace& 
     if (i == 0) f.f16_scale[f.start + row] = 1.0f;
 }
 // A score, less by its distance.
-__device__ __forceinline__ float leaned(const FlashPlace& f, uint32_t mine, uint32_t p, float score) {
-    return __fmaf_rn(fabsf((float)((int)mine - (int)p)), -f.slope, score);
+__device__ __forceinline__ float leaned(float slope, uint32_t mine, uint32_t p, float score) {
+    return __fmaf_rn(fabsf((float)((int)mine - (int)p)), -slope, score);
 }
 
 // Whether position `p` is hidden from position `mine`: outside its window, or later, where the

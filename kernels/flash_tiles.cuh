@@ -11,7 +11,7 @@ template <int HD, bool Q8, bool TEXTS> __device__ __forceinline__ void flash_til
     constexpr int ROWS = HD <= 128 ? 64 : 32, PIECES = HD / 8, BUFFER = ROWS * HD * 2;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint32_t hd = a.layout.head_dim, head = f.head, q0 = f.q0, before = f.before;
-    const uint32_t tiles = (f.end + ROWS - 1) / ROWS, first_tile = f.first / ROWS;
+    const uint32_t tiles = (f.end + ROWS - 1) / ROWS, first_tile = (TEXTS ? f.first : first_reached(a.layout, before + q0 + 1)) / ROWS;
     const uint32_t base = shared_address(shared);
     for (int i = threadIdx.x; i < 64 * PIECES; i += 128) {
         uint32_t r = i / PIECES, c = i % PIECES;
@@ -81,22 +81,29 @@ template <int HD, bool Q8, bool TEXTS> __device__ __forceinline__ void flash_til
                 mma(score[2 * j], q[kk], w[0], w[1]);
                 mma(score[2 * j + 1], q[kk], w[2], w[3]);
             }
+        auto lean = [&](float slope) {
+#pragma unroll
+            for (int j = 0; j < ROWS / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    score[j][e] = leaned(slope, before + q0 + warp * 16 + (e >> 1) * 8 + (lane >> 2), t * ROWS + j * 8 + (lane & 3) * 2 + (e & 1), score[j][e]);
+        };
         if constexpr (TEXTS) {
-            if (f.slope != 0.0f)
+            if (f.slope != 0.0f) lean(f.slope);
+        }
+        if (a.scores.cap != 0.0f) {
+            if (!TEXTS && a.slopes) {
+                lean(a.slopes[head]);
+            } else {
 #pragma unroll
                 for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        score[j][e] = leaned(f, q0 + warp * 16 + (e >> 1) * 8 + (lane >> 2), t * ROWS + j * 8 + (lane & 3) * 2 + (e & 1), score[j][e]);
+                    for (int e = 0; e < 4; e++) score[j][e] = capped(a.scores.cap, score[j][e]);
+            }
         }
 #pragma unroll
-        for (int j = 0; j < ROWS / 8; j++)
-            if (a.scores.cap != 0.0f)
-#pragma unroll
-                for (int e = 0; e < 4; e++) score[j][e] = capped(a.scores.cap, score[j][e]);
-#pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t mine = before + q0 + warp * 16 + h * 8 + (lane >> 2);
+            const uint32_t mine = before + q0 + warp * 16 + h * 8 + (lane >> 2), sees = TEXTS ? 0 : reach(a.layout, mine);
             float largest = top[h];
 #pragma unroll
             for (int j = 0; j < ROWS / 8; j++)
@@ -104,7 +111,7 @@ template <int HD, bool Q8, bool TEXTS> __device__ __forceinline__ void flash_til
                 for (int e = 0; e < 2; e++) {
                     uint32_t p = t * ROWS + j * 8 + (lane & 3) * 2 + e;
                     float& v = score[j][h * 2 + e];
-                    if (TEXTS ? hidden_in_text(a.layout, f, mine, p) : hidden(a.layout, mine, p)) v = -INFINITY;
+                    if (TEXTS ? hidden_in_text(a.layout, f, mine, p) : mine - p >= sees) v = -INFINITY;
                     largest = fmaxf(largest, v);
                 }
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));

@@ -19,6 +19,10 @@ struct StepShared {
     float sums[STEP_BLOCKS];
 };
 
+// Shared memory, and what is left of each column of a state, for a number of tokens.
+template <class Shared, int N, uint32_t TOKENS> struct WithLeft : Shared { alignas(16) float left[TOKENS][N * 16]; };
+template <class Shared, int N> struct WithLeft<Shared, N, 0> : Shared {};
+
 // The convolution in one channel at the session's position: what earlier tokens add.
 __device__ __forceinline__ float convolved_before(const RecurrentArgs& a, const float* ring, uint32_t position, uint32_t channel) {
     const uint32_t w = a.width;
@@ -72,13 +76,14 @@ __device__ __forceinline__ float sum_of_block(StepShared& m, uint32_t rank) { re
 
 // One token of each session, or with CHAINS those of each chain of rows. Grid (heads * BLOCKS, batch), STEP_THREADS / BLOCKS threads.
 // Dynamic shared memory: a float for each of the block's rows, for values and for outputs. The bits do not depend on BLOCKS, which is
-// 1 or STEP_BLOCKS, nor on CHAINS.
-template <int N, uint32_t BLOCKS, bool CHAINS> __device__ __forceinline__ void recurrent_token(const RecurrentArgs& a) {
+// 1 or STEP_BLOCKS, nor on CHAINS. With CHANNELS each column of a state has a step of its own, and gates are factors by their sigmoid.
+template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__ __forceinline__ void recurrent_token(const RecurrentArgs& a) {
     constexpr uint32_t THREADS = STEP_THREADS / BLOCKS;
     // Channels of the convolution that a thread begins before the producers are done.
     constexpr uint32_t EARLY = BLOCKS == 1 ? 1 : 3;
     DYNAMIC_SHARED(memory);
-    STATIC_SHARED(StepShared, m);
+    using Shared = WithLeft<StepShared, N, CHANNELS ? 1 : 0>;
+    STATIC_SHARED(Shared, m);
     const uint32_t share = (a.rows + BLOCKS - 1) / BLOCKS, rank = BLOCKS == 1 ? 0 : cluster_rank();
     const uint32_t first_row = min(a.rows, rank * share), n_rows = min(a.rows, first_row + share) - first_row;
     float *values = (float*)memory, *outputs = values + share;
@@ -104,7 +109,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS> __device__ __forceinline__ void r
         const uint32_t i = thread + j * THREADS;
         early[j] = i < n_channels ? convolved_before(a, ring_before, first_position, channel_of(i)) : 0.0f;
     }
-    const float rate = a.rate[head], step_bias = a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
+    const float rate = a.rate[head], step_bias = CHANNELS ? 0.0f : a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
     wait_for_producers();
     // Heads that share keys read them all, and the first of them keeps them: nobody reads that entry now.
     const bool keeps = rank == 0 && (a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0);
@@ -117,7 +122,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS> __device__ __forceinline__ void r
             matrix = matrix_of(a, r, head) + (uint64_t)first_row * a.cols;
         }
         const float* in = a.input + (uint64_t)at * a.in_stride;
-        const Change change = change_of(a, in, head, rate, step_bias);
+        const Change change = CHANNELS ? change_of_channels(a, in, head) : change_of(a, in, head, rate, step_bias);
         auto before_of = [&](uint32_t channel) {
             if (!CHAINS) return convolved_before(a, ring_before, position, channel);
             auto input = [&](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; };
@@ -140,6 +145,9 @@ template <int N, uint32_t BLOCKS, bool CHAINS> __device__ __forceinline__ void r
         }
         for (uint32_t i = thread + (CHAINS && row ? 0 : EARLY * THREADS); i < n_channels; i += THREADS) convolve(i, before_of(channel_of(i)));
         for (uint32_t i = a.cols + thread; i < N * 16; i += THREADS) m.q[i] = m.k[i] = 0.0f;
+        if constexpr (CHANNELS) {
+            for (uint32_t i = thread; i < N * 16; i += THREADS) m.left[0][i] = i < a.cols ? left_of(a, at, head, i, rate) : 0.0f;
+        }
         __syncthreads();
         float q2 = 0.0f, k2 = 0.0f, kq = 0.0f;
         for (uint32_t i = lane; i < a.cols; i += 32) {
@@ -163,15 +171,17 @@ template <int N, uint32_t BLOCKS, bool CHAINS> __device__ __forceinline__ void r
             const bool there = r < n_rows;
             // What one pass has is still there for the next row.
             if (base || (CHAINS && row && n_rows > THREADS / 4)) state.load(matrix_before + (uint64_t)r * a.cols, a.cols, part, there);
+            if constexpr (CHANNELS) state.fade(m.left[0], part);
             const float out = state.token(m.k, m.q, kq, there ? values[r] : 0.0f, change, a.delta, skip, part);
             state.store(matrix + (uint64_t)r * a.cols, a.cols, part, there);
             if (there && part == 0) outputs[r] = out;
         }
         __syncthreads();
-        const float* gate = in + a.gate_at + head * a.rows + first_row;
+        const float* gate = (CHANNELS ? a.gates + (uint64_t)at * a.gates_stride : in + a.gate_at) + head * a.rows + first_row;
+        auto gate_of = [&](uint32_t i) { return CHANNELS ? sigmoid(gate[i]) : silu(gate[i]); };
         float* out = a.out + ((uint64_t)at * a.heads + head) * a.rows + first_row;
         if (!a.norm) {
-            for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = a.gated ? __fmul_rn(outputs[i], silu(gate[i])) : outputs[i];
+            for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = a.gated ? __fmul_rn(outputs[i], gate_of(i)) : outputs[i];
             continue;
         }
         // A sum for each share of the rows, in their order.
@@ -190,7 +200,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS> __device__ __forceinline__ void r
             for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, sum_of_block(m, r));
         }
         const float scale = 1.0f / sqrtf(__fadd_rn(sum / (float)a.rows, a.eps));
-        for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), a.norm[first_row + i]), silu(gate[i]));
+        for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), a.norm[first_row + i]), gate_of(i));
         // Nobody leaves before the others have read its sum.
         if (BLOCKS > 1) blocks_meet();
     }
@@ -205,6 +215,13 @@ extern "C" __global__ void OF_A_HEAD recurrent_step_shared_128(const __grid_cons
 extern "C" __global__ void OF_A_HEAD recurrent_step_shared_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, STEP_BLOCKS, false>(a); }
 extern "C" __global__ void OF_A_HEAD recurrent_chain_shared_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, true>(a); }
 extern "C" __global__ void OF_A_HEAD recurrent_chain_shared_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, STEP_BLOCKS, true>(a); }
+#endif
+
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_channels(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1, false, true>(a); }
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_chain_channels(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1, true, true>(a); }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+extern "C" __global__ void OF_A_HEAD recurrent_step_shared_channels(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, false, true>(a); }
+extern "C" __global__ void OF_A_HEAD recurrent_chain_shared_channels(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, true, true>(a); }
 #endif
 
 // Rows of a chunk that a block of the convolution handles, and those that a thread asks for at a time.
@@ -318,9 +335,10 @@ struct ScanShared {
 };
 
 // The tokens of a chunk, one after another. Grid (heads, rows of S / SCAN_ROWS rounded up), SCAN_THREADS threads.
-template <int N> __device__ __forceinline__ void scan(const RecurrentArgs& a) {
+template <int N, bool CHANNELS = false> __device__ __forceinline__ void scan(const RecurrentArgs& a) {
     DYNAMIC_SHARED(memory);
-    STATIC_SHARED(ScanShared, m);
+    using Shared = WithLeft<ScanShared, N, CHANNELS ? SCAN_TOKENS : 0>;
+    STATIC_SHARED(Shared, m);
     ScanTokens<N>* tokens = (ScanTokens<N>*)memory;
     const uint32_t head = blockIdx.x, key = key_of(a, head), thread = threadIdx.x, part = thread & 3, first = blockIdx.y * SCAN_ROWS, r = first + thread / 4;
     const bool there = r < a.rows;
@@ -367,8 +385,16 @@ template <int N> __device__ __forceinline__ void scan(const RecurrentArgs& a) {
         } else {
             copies_wait<0>();
         }
-        if (thread < SCAN_TOKENS && batch * SCAN_TOKENS + thread < a.count)
-            m.change[thread] = change_of(a, a.input + (uint64_t)(batch * SCAN_TOKENS + thread) * a.in_stride, head, a.rate[head], a.step_bias[head]);
+        if (thread < SCAN_TOKENS && batch * SCAN_TOKENS + thread < a.count) {
+            const float* in = a.input + (uint64_t)(batch * SCAN_TOKENS + thread) * a.in_stride;
+            m.change[thread] = CHANNELS ? change_of_channels(a, in, head) : change_of(a, in, head, a.rate[head], a.step_bias[head]);
+        }
+        if constexpr (CHANNELS) {
+            for (uint32_t i = thread; i < SCAN_TOKENS * N * 16; i += SCAN_THREADS) {
+                const uint32_t row = batch * SCAN_TOKENS + i / (N * 16), c = i % (N * 16);
+                m.left[i / (N * 16)][c] = row < a.count && c < a.cols ? left_of(a, row, head, c, a.rate[head]) : 0.0f;
+            }
+        }
         __syncthreads();
         const ScanTokens<N>& now = tokens[batch & 1];
         {
@@ -384,6 +410,7 @@ template <int N> __device__ __forceinline__ void scan(const RecurrentArgs& a) {
         const uint32_t n = min(SCAN_TOKENS, a.count - batch * SCAN_TOKENS);
         float* out = a.out + ((uint64_t)batch * SCAN_TOKENS * a.heads + head) * a.rows + r;
         for (uint32_t t = 0; t < n; t++) {
+            if constexpr (CHANNELS) state.fade(m.left[t], part);
             const float y = state.token(now.k[t], now.q[t], m.kq[t], now.v[t][thread / 4], m.change[t], a.delta, skip, part);
             if (there && part == 0) out[(uint64_t)t * a.heads * a.rows] = y;
         }
@@ -393,6 +420,7 @@ template <int N> __device__ __forceinline__ void scan(const RecurrentArgs& a) {
 }
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) recurrent_scan_128(const __grid_constant__ RecurrentArgs a) { scan<8>(a); }
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) recurrent_scan_256(const __grid_constant__ RecurrentArgs a) { scan<16>(a); }
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) recurrent_scan_channels(const __grid_constant__ RecurrentArgs a) { scan<8, true>(a); }
 
 // Grid (len / group, rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) gated_norm(const __grid_constant__ GatedNormArgs a) {
@@ -412,7 +440,7 @@ extern "C" __global__ void __launch_bounds__(1024) gated_norm(const __grid_const
         scale = 1.0f / sqrtf(__fadd_rn(block_sum(sum, scratch) / (float)a.group, a.eps));
     }
     for (uint32_t i = threadIdx.x; i < a.group; i += blockDim.x) {
-        const float v = __fmul_rn(x[i], silu(gate[i]));
+        const float v = __fmul_rn(x[i], a.sigmoid ? sigmoid(gate[i]) : silu(gate[i]));
         x[i] = a.weight ? __fmul_rn(__fmul_rn(v, scale), weight[i]) : v;
     }
 }

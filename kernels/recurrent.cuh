@@ -32,7 +32,18 @@ struct Change {
 };
 __device__ __forceinline__ Change change_of(const RecurrentArgs& a, const float* in, uint32_t head, float rate, float step_bias) {
     const float step = fminf(fmaxf(softplus(__fadd_rn(in[a.step_at + head], step_bias)), a.least), a.most);
-    return Change{__expf(__fmul_rn(rate, step)), a.delta ? sigmoid(in[a.beta_at + head]) : step};
+    return Change{__expf(__fmul_rn(rate, step)), a.delta ? __fmul_rn(a.beta_scale, sigmoid(in[a.beta_at + head])) : step};
+}
+
+// What a token leaves of column `c` of a head's state, where each channel has a step of its own; of row `row` of input.
+__device__ __forceinline__ float left_of(const RecurrentArgs& a, uint32_t row, uint32_t head, uint32_t c, float rate) {
+    const uint32_t channel = head * a.cols + c;
+    const float in = __fadd_rn(a.steps[(uint64_t)row * a.steps_stride + channel], a.step_bias[channel]);
+    return __expf(a.floor < 0.0f ? __fmul_rn(a.floor, sigmoid(__fmul_rn(rate, in))) : __fmul_rn(rate, softplus(in)));
+}
+// How such a token changes a state of which that is left.
+__device__ __forceinline__ Change change_of_channels(const RecurrentArgs& a, const float* in, uint32_t head) {
+    return Change{1.0f, __fmul_rn(a.beta_scale, sigmoid(in[a.beta_at + head]))};
 }
 
 // The numbers of four threads that share a row of S: thread p has columns 16 i + 4 p and the next three, i < N.
@@ -63,6 +74,15 @@ template <int N> struct RowPart {
                 for (int j = 0; j < 4; j++)
                     if (c + j < cols) row[c + j] = v[i][j];
             }
+        }
+    }
+    // What is left of each column: `left` has N * 16 numbers.
+    __device__ __forceinline__ void fade(const float* left, uint32_t part) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float4 x = *(const float4*)(left + 16 * i + 4 * part);
+            v[i][0] = __fmul_rn(v[i][0], x.x); v[i][1] = __fmul_rn(v[i][1], x.y);
+            v[i][2] = __fmul_rn(v[i][2], x.z); v[i][3] = __fmul_rn(v[i][3], x.w);
         }
     }
     // A token: `k` and `q` have N * 16 numbers, zeros behind the columns; `kq` is their product. Whole warps call it.

@@ -9,7 +9,8 @@ __device__ __forceinline__ const float* frequencies(const Rotation& r, const Ses
 // The factor on the queries of a position.
 __device__ __forceinline__ float query_factor(const Rotation& r, uint32_t position) {
     if (r.temperature_length == 0.0f) return 1.0f;
-    return __fmaf_rn(r.temperature, logf(1.0f + floorf(__fdiv_rn((float)position, r.temperature_length))), 1.0f);
+    if (r.temperature_length < 0.0f) position++;
+    return __fmaf_rn(r.temperature, logf(1.0f + floorf(__fdiv_rn((float)position, fabsf(r.temperature_length)))), 1.0f);
 }
 
 // Four neighbours of a line, from `i` on, as f16 times a factor.

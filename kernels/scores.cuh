@@ -7,6 +7,10 @@
 __device__ __forceinline__ float capped(float cap, float x) {
     return __fmul_rn(cap, 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x)));
 }
+// The score of a position that lies `distance` before the row's own.
+__device__ __forceinline__ float fallen(const float* slopes, uint32_t head, uint32_t distance, float score) {
+    return __fmaf_rn((float)distance, -slopes[head], score);
+}
 // The weight of a head's softmax with its sink, for the largest score that the weight goes by.
 __device__ __forceinline__ float with_sink(const Scores& s, uint32_t head, float largest, float weight) {
     return s.sinks ? __fadd_rn(weight, exp2f(__fmaf_rn(s.sinks[head], 1.44269504f, -largest))) : weight;

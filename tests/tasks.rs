@@ -16,7 +16,8 @@ struct Task {
 }
 
 fn tasks() -> Vec<Task> {
-    let lines = std::fs::read_to_string(repository_file("tests/data/hamlet_tasks.jsonl")).unwrap();
+    let packed = std::fs::read(repository_file("tests/data/hamlet_tasks.jsonl.xz")).unwrap();
+    let lines = common::xz::text(&packed);
     let tasks: Vec<Task> = lines.lines().map(task).collect();
     assert_eq!(tasks.len(), 1100);
     tasks

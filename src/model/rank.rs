@@ -146,9 +146,6 @@ fn attention_share(attention: &mut Attention, cutter: &mut Cutter) -> Share<()> 
     if attention.output_norm.is_some() {
         return Err("a norm over the results of all heads needs all of them".into());
     }
-    if attention.slopes.is_some() {
-        return Err("slopes of heads are not split by tensors so far".into());
-    }
     let per_kv = attention.n_heads / attention.n_kv_heads;
     let (head_dim, value_dim) = (attention.head_dim, attention.value_dim);
     let block = attention.output.weight.ty.block_len();
@@ -190,6 +187,8 @@ fn attention_share(attention: &mut Attention, cutter: &mut Cutter) -> Share<()> 
     }
     let sinks = attention.sinks.as_ref();
     attention.sinks = sinks.map(|sinks| sinks.elements(heads.clone()));
+    let slopes = attention.slopes.as_ref();
+    attention.slopes = slopes.map(|slopes| Arc::from(&slopes[heads.clone()]));
     attention.n_heads = heads.len();
     attention.n_kv_heads = kv_heads.len();
     Ok(())
@@ -245,6 +244,8 @@ fn latent_share(latent: &mut LatentAttention, cutter: &mut Cutter) -> Share<()> 
     latent.q = cutter.rows_of(&latent.q, of(latent.plain_dim + latent.rotated()));
     latent.to_latent = cutter.rows_of(&latent.to_latent, of(latent.rank));
     latent.from_latent = cutter.rows_of(&latent.from_latent, of(value_dim));
+    let gate = latent.gate.as_ref();
+    latent.gate = gate.map(|gate| cutter.rows_of(gate, heads.clone()));
     latent.output = cutter.columns_of(&latent.output, of(value_dim))?;
     latent.n_heads = heads.len();
     Ok(())
@@ -258,7 +259,12 @@ fn inner_of(down: &Linear, rank: Rank) -> Share<Range<usize>> {
     let unit = [256, 128, 64, 32, block]
         .into_iter()
         .find(|unit| n_ff.is_multiple_of(unit * rank.count) && unit.is_multiple_of(block))
-        .unwrap_or(block);
+        // Pairs lie where they would in the whole.
+        .unwrap_or(if n_ff.is_multiple_of(2) {
+            block.max(2)
+        } else {
+            block
+        });
     let units = rank.share(n_ff / unit);
     if units.is_empty() {
         return Err(format!(

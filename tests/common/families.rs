@@ -105,9 +105,6 @@ pub const FAMILIES: &[&str] = &[
     "starcoder2",
 ];
 
-/// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["deepseek_v3_biased", "llama4"];
-
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context, with the 96 tokens that texts of tests have.
 pub const WINDOWED: &[&str] = &[

@@ -136,6 +136,351 @@ pub fn plain_step() -> Edited {
     file
 }
 
+/// GPT-2's tiny model as one whose scores fall with the distance.
+pub fn falling(architecture: &str) -> Both {
+    let mut model = Both::of("gpt2", architecture, architecture, "BloomForCausalLM");
+    model.file.tensors.remove("position_embd.weight").unwrap();
+    model
+}
+
+/// BLOOM's norm of the embedding.
+pub fn norm_embeddings(model: &mut Both) {
+    for (end, center) in [("weight", 1.0), ("bias", 0.0)] {
+        let gguf = format!("token_embd_norm.{end}");
+        let own = format!("transformer.word_embeddings_layernorm.{end}");
+        model.set_one(&gguf, &own, &[48], center);
+    }
+}
+
+/// BLOOM, as a file.
+pub fn bloom() -> Edited {
+    let mut model = falling("bloom");
+    norm_embeddings(&mut model);
+    model.file
+}
+
+/// MPT whose scores fall with the distance, as a file.
+pub fn mpt() -> Edited {
+    let mut file = falling("mpt").file;
+    file.tensors.retain(|name, _| !name.ends_with(".bias"));
+    file.set("mpt.attention.max_alibi_bias", 6f32);
+    file.set("mpt.attention.clamp_kqv", 0.7f32);
+    file
+}
+
+/// Muse Glimmer: norms of the embedding and of heads, windows, and gates of what heads make.
+pub fn muse_glimmer() -> Both {
+    let class = "MuseGlimmerForConditionalGeneration";
+    let mut model = Both::of("gemma2", "muse-glimmer", "muse_glimmer", class);
+    // Its last norm is stored as it is.
+    change(
+        &mut model.folder,
+        |name| name == "model.norm.weight",
+        |x| x + 1.0,
+    );
+    for layer in 0..3 {
+        let gguf = format!("blk.{layer}.attn_gate.weight");
+        let own = format!("model.layers.{layer}.self_attn.gate_proj.weight");
+        model.set_one(&gguf, &own, &[48, 60], 0.0);
+        for (part, weight) in [("q", 1.5f32), ("k", 1.0)] {
+            let mut tensor = model.file.tensors["output_norm.weight"].clone();
+            tensor.dims = vec![20];
+            tensor.bytes = [weight; 20].iter().flat_map(|v| v.to_le_bytes()).collect();
+            let name = format!("blk.{layer}.attn_{part}_norm.weight");
+            model.file.tensors.insert(name, tensor);
+        }
+        // GGUF has neighbours that rotate.
+        for part in ["q", "k"] {
+            let name = format!("blk.{layer}.attn_{part}.weight");
+            let tensor = model.file.tensors.get_mut(&name).unwrap();
+            let row = tensor.bytes.len() / tensor.dims[1];
+            let rows = tensor.bytes.clone();
+            for (i, out) in tensor.bytes.chunks_exact_mut(row).enumerate() {
+                let (first, i) = (i - i % 20, i % 20);
+                let from = first + i % 2 * 10 + i / 2;
+                out.copy_from_slice(&rows[from * row..][..row]);
+            }
+        }
+    }
+    model
+        .file
+        .metadata
+        .remove("muse-glimmer.attn_logit_softcapping");
+    model.file.set("muse-glimmer.logit_scale", 0.4f32);
+    let windowed = Value::Array(Array::Bool(vec![true, false, true]));
+    model
+        .file
+        .set("muse-glimmer.attention.sliding_window_pattern", windowed);
+    for (key, value) in [
+        ("hidden_activation", json!("silu")),
+        ("attn_logit_softcapping", json!(null)),
+        ("qk_scale_factor", json!(1.5)),
+        ("output_multiplier", json!(0.4)),
+        ("layer_rope_theta", json!([1e4, 0, 1e4])),
+        ("rms_norm_eps", json!(1e-6)),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        model.folder.set(key, value);
+    }
+    model
+}
+
+/// A delta net's matrices of layer `layer` of OLMo Hybrid, with heads of `key` and `value` elements.
+fn delta_net(model: &mut Both, layer: usize, (heads, key, value): (usize, usize, usize)) {
+    let (keys, values) = (heads * key, heads * value);
+    for (part, own, dims) in [
+        ("attn_q.weight", "q_proj.weight", vec![40, keys]),
+        ("attn_k.weight", "k_proj.weight", vec![40, keys]),
+        ("attn_v.weight", "v_proj.weight", vec![40, values]),
+        ("attn_gate.weight", "g_proj.weight", vec![40, values]),
+        ("ssm_beta.weight", "b_proj.weight", vec![40, heads]),
+        ("ssm_alpha.weight", "a_proj.weight", vec![40, heads]),
+        ("ssm_dt.bias", "dt_bias", vec![heads]),
+        ("ssm_norm.weight", "o_norm.weight", vec![value]),
+        ("ssm_out.weight", "o_proj.weight", vec![values, 40]),
+        (
+            "ssm_conv1d.weight",
+            "conv1d.weight",
+            vec![4, 2 * keys + values],
+        ),
+        ("ssm_a", "A_log", vec![heads]),
+    ] {
+        let center = if part == "ssm_norm.weight" { 1.0 } else { 0.0 };
+        let gguf = format!("blk.{layer}.{part}");
+        let own = format!("model.layers.{layer}.linear_attn.{own}");
+        model.set_one(&gguf, &own, &dims, center);
+    }
+    // The file has what the folder's number becomes.
+    let tensor = model
+        .file
+        .tensors
+        .get_mut(&format!("blk.{layer}.ssm_a"))
+        .unwrap();
+    for x in tensor.bytes.as_chunks_mut::<4>().0 {
+        *x = (-f64::from(f32::from_le_bytes(*x)).exp() as f32).to_le_bytes();
+    }
+}
+
+/// OLMo Hybrid: a delta net with larger steps, then attention.
+pub fn olmo_hybrid() -> Both {
+    let mut model = Both::of(
+        "qwen3",
+        "olmo_hybrid",
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+    );
+    // A delta net, then a layer that attends, with norms of all heads and behind its parts.
+    let of_attention = |name: &str| name.contains(".0.attn_") || name.contains(".0.self_attn.");
+    model
+        .file
+        .tensors
+        .retain(|name, _| !of_attention(name) || name.contains("attn_norm."));
+    model.folder.tensors.retain(|name, _| !of_attention(name));
+    delta_net(&mut model, 0, (3, 12, 20));
+    for (part, own, len) in [
+        ("attn_q_norm", "self_attn.q_norm", 60),
+        ("attn_k_norm", "self_attn.k_norm", 20),
+        ("post_ffw_norm", "post_feedforward_layernorm", 40),
+    ] {
+        let gguf = format!("blk.1.{part}.weight");
+        model.set_one(&gguf, &format!("model.layers.1.{own}.weight"), &[len], 1.0);
+    }
+    model.file.tensors.remove("blk.1.attn_norm.weight").unwrap();
+    model
+        .folder
+        .tensors
+        .remove("model.layers.1.input_layernorm.weight")
+        .unwrap();
+    model.file.rename_tensors("ffn_norm", "post_attention_norm");
+    let recurrent = flags([true, false]);
+    for (key, value) in [
+        ("attention.recurrent_layers", recurrent),
+        ("attention.rotates", true.into()),
+        ("ssm.doubled_steps", true.into()),
+        ("ssm.conv_kernel", 4u32.into()),
+        ("ssm.state_size", 12u32.into()),
+        ("ssm.group_count", 3u32.into()),
+        ("ssm.time_step_rank", 3u32.into()),
+        ("ssm.inner_size", 60u32.into()),
+    ] {
+        model.file.set(&format!("olmo_hybrid.{key}"), value);
+    }
+    for (key, value) in [
+        ("layer_types", json!(["linear_attention", "full_attention"])),
+        ("linear_key_head_dim", json!(12)),
+        ("linear_value_head_dim", json!(20)),
+        ("linear_num_key_heads", json!(3)),
+        ("linear_num_value_heads", json!(3)),
+    ] {
+        model.folder.set(key, value);
+    }
+    model
+}
+
+/// DeepSeek V3's tiny model with delta nets with steps of channels in layers 0 and 2, whose parts `parts` names, with what the numbers of
+/// `ssm_a` are multiplied by behind their exponential.
+fn with_channels(
+    mut model: Both,
+    prefix: &str,
+    parts: &[(&str, &str, &[usize])],
+    (head, sign): (usize, f64),
+) -> Both {
+    for layer in [0, 2] {
+        let of_attention = |name: &str| {
+            name.contains(&format!(".{layer}.attn_"))
+                || name.contains(&format!(".{layer}.self_attn."))
+        };
+        let kept = |name: &str| !of_attention(name) || name.contains("attn_norm.");
+        model.file.tensors.retain(|name, _| kept(name));
+        model.folder.tensors.retain(|name, _| kept(name));
+        for (part, own, dims) in parts {
+            let center = if *part == "ssm_norm.weight" { 1.0 } else { 0.0 };
+            let gguf = format!("blk.{layer}.{part}");
+            let own = format!("model.layers.{layer}.{prefix}.{own}");
+            model.set_one(&gguf, &own, dims, center);
+        }
+        let name = format!("blk.{layer}.ssm_a");
+        let tensor = model.file.tensors.get_mut(&name).unwrap();
+        for x in tensor.bytes.as_chunks_mut::<4>().0 {
+            let exponential = f64::from(f32::from_le_bytes(*x)).exp() as f32;
+            *x = (sign as f32 * exponential).to_le_bytes();
+        }
+    }
+    model.folder.config.remove("rope_parameters").unwrap();
+    let scaling = |key: &str| key.contains(".rope.scaling.");
+    model.file.metadata.retain(|key, _| !scaling(key));
+    for (old, new) in [
+        ("n_routed_experts", "num_experts"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("n_group", "num_expert_group"),
+        ("norm_topk_prob", "moe_renormalize"),
+        ("max_position_embeddings", "model_max_length"),
+    ] {
+        let value = model.folder.config.remove(old).unwrap();
+        model.folder.set(new, value);
+    }
+    let architecture = ["kimi-linear", "bailingmoe3"][usize::from(sign > 0.0)];
+    let heads = Value::Array(Array::I64(vec![0, 1, 0]));
+    for (key, value) in [
+        ("attention.head_count_kv", heads),
+        ("kda.head_dim", (head as u32).into()),
+        ("ssm.conv_kernel", 4u32.into()),
+    ] {
+        model.file.set(&format!("{architecture}.{key}"), value);
+    }
+    model
+}
+
+/// What a folder of Kimi Linear says of its layers, with heads of so many elements in its delta nets.
+pub fn kimi_layers(head: usize, attending: &[u32], others: &[u32]) -> serde_json::Value {
+    json!({"full_attn_layers": attending, "kda_layers": others, "num_heads": 3, "head_dim": head,
+        "short_conv_kernel_size": 4})
+}
+
+/// Kimi Linear, with heads of so many elements in its delta nets.
+pub fn kimi_linear(head: usize) -> Both {
+    let all = 3 * head;
+    let class = "KimiLinearForCausalLM";
+    let model = Both::of("deepseek_v3", "kimi-linear", "kimi_linear", class);
+    let mut model = with_channels(
+        model,
+        "self_attn",
+        &[
+            ("attn_q.weight", "q_proj.weight", &[36, all]),
+            ("attn_k.weight", "k_proj.weight", &[36, all]),
+            ("attn_v.weight", "v_proj.weight", &[36, all]),
+            ("attn_output.weight", "o_proj.weight", &[all, 36]),
+            ("ssm_f_a.weight", "f_a_proj.weight", &[36, head]),
+            ("ssm_f_b.weight", "f_b_proj.weight", &[head, all]),
+            ("ssm_g_a.weight", "g_a_proj.weight", &[36, head]),
+            ("ssm_g_b.weight", "g_b_proj.weight", &[head, all]),
+            ("ssm_beta.weight", "b_proj.weight", &[36, 3]),
+            ("ssm_dt.bias", "dt_bias", &[all]),
+            ("ssm_norm.weight", "o_norm.weight", &[head]),
+            ("ssm_conv1d_q.weight", "q_conv1d.weight", &[4, 1, all]),
+            ("ssm_conv1d_k.weight", "k_conv1d.weight", &[4, 1, all]),
+            ("ssm_conv1d_v.weight", "v_conv1d.weight", &[4, 1, all]),
+            ("ssm_a", "A_log", &[1, 3, 1, 1]),
+        ],
+        (head, -1.0),
+    );
+    // Experts by the names of its folders.
+    model.folder.tensors = std::mem::take(&mut model.folder.tensors)
+        .into_iter()
+        .map(|(name, stored)| match name.contains("layers.0.") {
+            true => (name, stored),
+            false => (name.replace(".mlp.", ".block_sparse_moe."), stored),
+        })
+        .collect();
+    model
+        .folder
+        .set("linear_attn_config", kimi_layers(head, &[2], &[1, 3]));
+    model
+}
+
+/// Ling 3, likewise: a floor of its decay, and gates of the heads of its latent attention.
+pub fn ling_3(head: usize) -> Both {
+    let all = 3 * head;
+    let class = "BailingMoeV3ForCausalLM";
+    let model = Both::of("deepseek_v3", "bailingmoe3", "bailing_hybrid", class);
+    let mut model = with_channels(
+        model,
+        "attention",
+        &[
+            ("attn_q.weight", "q_proj.weight", &[36, all]),
+            ("attn_k.weight", "k_proj.weight", &[36, all]),
+            ("attn_v.weight", "v_proj.weight", &[36, all]),
+            ("attn_output.weight", "dense.weight", &[all, 36]),
+            ("ssm_f_a.weight", "f_proj.weight", &[36, all]),
+            ("ssm_g_a.weight", "g_proj.weight", &[36, all]),
+            ("ssm_beta.weight", "b_proj.weight", &[36, 3]),
+            ("ssm_dt.bias", "dt_bias", &[all]),
+            ("ssm_norm.weight", "o_norm.weight", &[head]),
+            ("ssm_conv1d_q.weight", "q_conv1d.weight", &[4, 1, all]),
+            ("ssm_conv1d_k.weight", "k_conv1d.weight", &[4, 1, all]),
+            ("ssm_conv1d_v.weight", "v_conv1d.weight", &[4, 1, all]),
+            ("ssm_a", "A_log", &[3]),
+        ],
+        (head, 1.0),
+    );
+    let gate = "model.layers.1.attention.g_proj.weight";
+    model.set_one("blk.1.attn_gate.weight", gate, &[36, 3], 0.0);
+    let limits = Value::Array(Array::F32(vec![0.0, 0.02, 0.0]));
+    for (key, value) in [
+        ("kda.safe_gate", true.into()),
+        ("kda.gate_lower_bound", (-3f32).into()),
+        ("swiglu_clamp_exp", limits),
+    ] {
+        model.file.set(&format!("bailingmoe3.{key}"), value);
+    }
+    model.folder.tensors = std::mem::take(&mut model.folder.tensors)
+        .into_iter()
+        .map(|(name, stored)| {
+            let name = name
+                .replace("embed_tokens", "word_embeddings")
+                .replace("self_attn.o_proj", "attention.dense")
+                .replace("self_attn.", "attention.")
+                .replace("e_score_correction_bias", "expert_bias");
+            (name, stored)
+        })
+        .collect();
+    for (key, value) in [
+        ("head_dim", json!(head)),
+        ("kda_lower_bound", json!(-3.0)),
+        ("no_kda_lora", json!(true)),
+        ("rope_theta", json!(1e4)),
+        ("expert_swiglu_limit_list", json!([null, 0.02, null, 1.0])),
+        (
+            "layer_types",
+            json!(["linear_attention", "full_attention", "linear_attention"]),
+        ),
+    ] {
+        model.folder.set(key, value);
+    }
+    model
+}
+
 /// HyperCLOVA X: Granite, here without norms behind both parts.
 pub fn hyperclova() -> Both {
     let class = "HyperCLOVAXForCausalLM";

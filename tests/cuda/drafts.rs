@@ -1,7 +1,7 @@
 //! Drafts that are verified on a GPU: sessions with and without them give the same tokens and log-probabilities.
 
 use crate::common::drafts::*;
-use crate::common::families::{CPU_ONLY, RECURRENT, WINDOWED, with_context};
+use crate::common::families::{RECURRENT, WINDOWED, with_context};
 use crate::common::repository_file;
 use crate::common::states::{bits, random_life_of, session, session_with};
 use crate::gpu::*;
@@ -68,7 +68,7 @@ fn families() {
     ];
     let names = WINDOWED.iter().chain(&others);
     let mut seen = 0;
-    for (seed, name) in names.filter(|name| !CPU_ONLY.contains(name)).enumerate() {
+    for (seed, name) in names.enumerate() {
         let model = family(name);
         random_life_of(&model, seed as u64, 40, false, &mut |session| {
             let source = Spoiled::source(session, 30);
@@ -84,7 +84,7 @@ fn families() {
 
 fn rings() {
     let dir = crate::common::TempDir::new("gpu-draft-rings");
-    for &name in WINDOWED.iter().filter(|name| !CPU_ONLY.contains(name)) {
+    for &name in WINDOWED {
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
         let model = load(&path);
         random_life_of(&model, 9, 60, false, &mut |session| {

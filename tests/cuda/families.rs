@@ -8,7 +8,7 @@
 use crate::common::convert::converted;
 use crate::common::edit::Edited;
 use crate::common::expected::Expected;
-use crate::common::families::{CPU_ONLY, FAMILIES, WINDOWED};
+use crate::common::families::{FAMILIES, WINDOWED};
 use crate::common::repository_file;
 use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::Tests;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub fn tests(tests: &mut Tests) {
-    for &name in FAMILIES.iter().filter(|name| !CPU_ONLY.contains(name)) {
+    for &name in FAMILIES {
         tests.push((
             format!("families::{name}"),
             Box::new(move || matches_transformers(name)),
@@ -43,11 +43,7 @@ pub fn tests(tests: &mut Tests) {
         Box::new(gates_and_ups_of_experts_may_be_one_matrix),
     ));
     // Those whose positions go on beyond the context that they were made for.
-    let on_gpus = WINDOWED
-        .iter()
-        .copied()
-        .filter(|name| !CPU_ONLY.contains(name));
-    for name in on_gpus.filter(|n| *n != "gpt_oss") {
+    for &name in WINDOWED.iter().filter(|name| **name != "gpt_oss") {
         tests.push((
             format!("families::{name}_beyond_the_ring"),
             Box::new(move || beyond_the_ring(name, network(name))),
@@ -115,12 +111,20 @@ fn difference(got: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
 /// `bound` is a share of the largest logit.
 fn check(name: &str, what: &str, got: &[Vec<f32>], want: &[Vec<f32>], bound: f32) {
     let apart = difference(got, want);
-    println!("{name}, {what}: {apart:.1e}");
+    let size = want.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
+    // The rows that are furthest away.
+    let rows = got.iter().zip(want).map(|(got, want)| {
+        let apart = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+        apart.fold(0f32, f32::max) / size
+    });
+    let mut rows: Vec<(usize, f32)> = rows.enumerate().collect();
+    rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+    rows.truncate(3);
+    println!("{name}, {what}: {apart:.1e}, rows {rows:?}");
     assert!(
         apart < bound,
         "{name}, {what}: {apart} of the largest logit"
     );
-    let size = want.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
     let wide: Vec<Vec<f64>> = want
         .iter()
         .map(|row| row.iter().map(|v| f64::from(*v)).collect())

@@ -372,6 +372,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             rows: rows as u32,
             n_heads: heads as u32,
             value_dim: dim as u32,
+            slopes: 0,
         };
         with_stream(|stream| unsafe {
             let count = (rows - first_row) as u32;

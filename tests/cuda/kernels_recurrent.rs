@@ -100,6 +100,8 @@ struct Reference {
     states: Vec<f64>,
 }
 
+/// Factor on the sigmoid of a delta rule.
+const BETA: f32 = 1.5;
 const LEAST: f32 = 0.02;
 const MOST: f32 = 1.5;
 const EPS: f32 = 1e-5;
@@ -161,7 +163,8 @@ impl Reference {
             let (least, most) = (f64::from(LEAST), f64::from(MOST));
             let step = raw.exp().ln_1p().clamp(least, most);
             let decay = (f64::from(self.rate[head]) * step).exp();
-            let beta = 1.0 / (1.0 + (-f64::from(input[behind + c.heads + head])).exp());
+            let sigmoid = 1.0 / (1.0 + (-f64::from(input[behind + c.heads + head])).exp());
+            let beta = f64::from(BETA) * sigmoid;
             let mut outputs = Vec::new();
             for (r, &v) in v.iter().enumerate() {
                 let at = (head * c.rows + r) * c.cols;
@@ -313,6 +316,7 @@ fn is_right(case: Case) {
         step_at: channels + values,
         beta_at: channels + values + case.heads as u32,
         delta: u32::from(case.delta),
+        beta_scale: BETA,
         q_scale: q_scale(case),
         eps: EPS,
         least: LEAST,
@@ -621,11 +625,12 @@ fn short_conv() {
 fn gated_norm() {
     let mut random = Random::new(5, "gated_norm");
     for (len, group) in [(96usize, 32usize), (40, 40), (4096, 512), (21, 7)] {
-        for (gate_first, same, normed) in [
-            (false, true, true),
-            (true, false, true),
-            (false, false, true),
-            (true, false, false),
+        for (gate_first, same, normed, sigmoid) in [
+            (false, true, true, false),
+            (false, true, true, true),
+            (true, false, true, false),
+            (false, false, true, false),
+            (true, false, false, false),
         ] {
             let (rows, stride) = (3usize, len + 5);
             let x = random_floats(&mut random, rows * len);
@@ -635,7 +640,10 @@ fn gated_norm() {
             for (x, gate) in x.chunks(len).zip(gate.chunks(stride)) {
                 for g in 0..len / group {
                     let at = g * group;
-                    let through = |i: usize| silu(f64::from(gate[at + i]));
+                    let through = |i: usize| {
+                        let gate = f64::from(gate[at + i]);
+                        silu(gate) / if sigmoid { gate } else { 1.0 }
+                    };
                     let before: Vec<f64> = (0..group)
                         .map(|i| f64::from(x[at + i]) * if gate_first { through(i) } else { 1.0 })
                         .collect();
@@ -658,7 +666,9 @@ fn gated_norm() {
                 gate_stride: stride as u32,
                 same: u32::from(same),
                 gate_first: u32::from(gate_first),
+                sigmoid: u32::from(sigmoid),
                 eps: EPS,
+                ..Default::default()
             };
             with_stream(|stream| unsafe {
                 kernels().gated_norm(stream, &args, rows as u32).unwrap()

@@ -41,6 +41,8 @@ const FAMILIES: &[&str] = &[
     "gemma4_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v3_biased",
+    "llama4",
     "minicpm3",
 ];
 

@@ -1,6 +1,6 @@
 //! Saved and restored sessions, forks, eviction and prompts in the background, on a GPU.
 
-use crate::common::families::{CPU_ONLY, WINDOWED};
+use crate::common::families::WINDOWED;
 use crate::common::repository_file;
 use crate::common::states::*;
 use crate::common::work::Driven;
@@ -46,7 +46,7 @@ fn random_lives() {
 
 fn windows() {
     let dir = crate::common::TempDir::new("gpu-states");
-    for &name in WINDOWED.iter().filter(|name| !CPU_ONLY.contains(name)) {
+    for &name in WINDOWED {
         let bytes = crate::common::families::with_context(name, 4096).bytes();
         let model = load(&dir.file("model.gguf", &bytes), DeviceKind::Cuda);
         for seed in 0..3 {

@@ -73,7 +73,8 @@ void compare(const char* name, size_t floats, const Used& used, size_t outputs, 
 
 struct Shape { uint32_t heads, per_key, rows, cols, width; bool delta, normed, tiled; };
 
-void recurrent(const Shape& shape, uint32_t position, bool shared) {
+// With `channels`, each column has a step of its own; with a floor for odd positions.
+void recurrent(const Shape& shape, uint32_t position, bool shared, bool of_channels) {
     const uint32_t keys = shape.heads / shape.per_key, values = shape.heads * shape.rows;
     const uint32_t channels = 2 * keys * shape.cols + values, stride = channels + values + 2 * shape.heads + 3;
     const uint32_t ring = (channels * shape.width + 63) / 64 * 64;
@@ -83,7 +84,7 @@ void recurrent(const Shape& shape, uint32_t position, bool shared) {
     a.conv_weight = random_floats((size_t)channels * shape.width, 0.5f);
     a.conv_bias = shape.delta ? nullptr : random_floats(channels, 0.5f);
     a.rate = random_floats(shape.heads, 0.5f, -1.0f);
-    a.step_bias = random_floats(shape.heads, 0.5f);
+    a.step_bias = random_floats(of_channels ? shape.heads * shape.cols : shape.heads, 0.5f);
     a.skip = shape.delta ? nullptr : random_floats(shape.heads, 1.0f);
     a.norm = shape.normed ? random_floats(shape.rows, 0.5f, 1.0f) : nullptr;
     a.matrix_offset = ring * 4;
@@ -100,19 +101,25 @@ void recurrent(const Shape& shape, uint32_t position, bool shared) {
     a.beta_at = channels + values;
     a.step_at = channels + values + shape.heads;
     a.delta = shape.delta;
+    a.beta_scale = 1.5f;
     a.q_scale = 0.3f;
     a.eps = 1e-6f;
     a.most = INFINITY;
     a.tiled = shape.tiled;
     a.gated = !shape.normed;
+    const float *steps = random_floats((size_t)ROWS * shape.heads * shape.cols, 1.0f), *gates = random_floats((size_t)ROWS * values, 1.0f);
+    if (of_channels) a.steps_stride = shape.heads * shape.cols, a.gates_stride = values, a.floor = position % 2 ? -2.0f : 0.0f;
     auto layer = [&](const Session* const* sessions, uint32_t row, bool chain) {
         RecurrentArgs of = a;
         of.sessions = sessions;
         of.input = input + (size_t)row * stride;
         of.out = out + (size_t)row * values;
+        if (of_channels) of.steps = steps + (size_t)row * a.steps_stride, of.gates = gates + (size_t)row * values;
         const uint32_t blocks = shared ? STEP_BLOCKS : 1;
         run("recurrent", shape.heads * blocks, STEP_THREADS / blocks, blocks, [&] {
-            if (shared) chain ? recurrent_chain_shared_128(of) : recurrent_step_shared_128(of);
+            if (of_channels && shared) chain ? recurrent_chain_shared_channels(of) : recurrent_step_shared_channels(of);
+            else if (of_channels) chain ? recurrent_chain_channels(of) : recurrent_step_channels(of);
+            else if (shared) chain ? recurrent_chain_shared_128(of) : recurrent_step_shared_128(of);
             else chain ? recurrent_chain_128(of) : recurrent_step_128(of);
         });
     };
@@ -194,7 +201,10 @@ int main() {
     };
     for (const Shape& shape : shapes)
         for (uint32_t position : {0u, 2u, 37u})
-            for (bool shared : {false, true}) recurrent(shape, position, shared);
+            for (bool shared : {false, true}) {
+                recurrent(shape, position, shared, false);
+                if (shape.delta) recurrent(shape, position, shared, true);
+            }
     for (uint32_t position : {0u, 1u, 50u}) {
         short_convolution(150, 3, position);
         short_convolution(20, 6, position);

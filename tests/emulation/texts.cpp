@@ -83,7 +83,7 @@ struct Texts {
         a.flash.value_dim = way.head_dim;
         a.tiles = tiles.data();
         a.kv = (const uint8_t*)kv;
-        a.slopes = way.slope != 0.0f ? slopes : NULL;
+        a.flash.slopes = way.slope != 0.0f ? slopes : NULL;
         a.kv_rows = rows;
         a.ahead = way.causal ? 1 : way.window;
         const std::string wrong = emulator::run((uint32_t)tiles.size(), 128, (uint32_t)numbers(), [&] { kernel(a); });

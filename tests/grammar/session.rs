@@ -338,7 +338,8 @@ fn a_hot_model_keeps_to_random_schemas() {
 /// A schema fixes what the model gets wrong about the form, and leaves what it gets right.
 #[test]
 fn hamlets_own_task_by_a_schema() {
-    let lines = std::fs::read_to_string(repository_file("tests/data/hamlet_tasks.jsonl")).unwrap();
+    let packed = std::fs::read(repository_file("tests/data/hamlet_tasks.jsonl.xz")).unwrap();
+    let lines = crate::common::xz::text(&packed);
     let tasks = lines
         .lines()
         .map(|l| serde_json::from_str::<Value>(l).unwrap());

@@ -142,7 +142,8 @@ impl Kernels {
         let padded = padded_head(dim);
         // Tiles give four elements to a thread.
         let tiles = self.tiles(padded);
-        let tiles = tiles.filter(|_| args.layout.q8 == 0 && dim.is_multiple_of(4));
+        let takes = args.layout.q8 == 0 && dim.is_multiple_of(4);
+        let tiles = tiles.filter(|_| takes && !is_rare(&args.layout, args.slopes));
         let Some(tiles) = tiles else {
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.attend_fma(stream, args, batch) };
@@ -257,7 +258,8 @@ impl Kernels {
         );
         let dim = padded_head(args.layout.head_dim);
         let wgmma = format!("flash_wgmma_{dim}");
-        if self.has(&wgmma) && args.layout.q8 == 0 && args.layout.head_dim.is_multiple_of(8) {
+        let takes = args.layout.q8 == 0 && args.layout.head_dim.is_multiple_of(8);
+        if self.has(&wgmma) && takes && !is_rare(&args.layout, args.slopes) {
             let grid = (args.n_heads, (args.rows - args.first_row).div_ceil(128), 1);
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe {
@@ -278,6 +280,12 @@ impl Kernels {
             )
         }
     }
+}
+
+/// Whether attention is of a kind that few networks have: within chunks, or with scores that fall with the distance. Of the kernels for short
+/// heads, only those without tensor cores and `flash_*` know of them, so that all others are as fast as without.
+fn is_rare(layout: &args::KvLayout, slopes: u64) -> bool {
+    layout.window & args::CHUNKED != 0 || slopes != 0
 }
 
 /// Floats of a part of a context, as `part_stride` of attend.cuh.

@@ -161,7 +161,15 @@ impl ChunkOperations<'_> {
                 q: at.q,
                 out: at.attended,
                 layout,
-                scores: attention.scores,
+                scores: args::Scores {
+                    // What stands for slopes is none in texts.
+                    cap: match attention.slopes {
+                        0 => attention.scores.cap,
+                        _ => 0.0,
+                    },
+                    ..attention.scores
+                },
+                slopes: attention.slopes,
                 first_row: 0,
                 rows: self.rows,
                 n_heads: attention.n_heads,
@@ -169,7 +177,6 @@ impl ChunkOperations<'_> {
             },
             tiles: texts.tile_list,
             kv: texts.kv,
-            slopes: attention.slopes,
             f16: if direct { self.at().x } else { 0 },
             f16_scale: self.at().x_scale,
             kv_rows: texts.kv_rows,
@@ -317,6 +324,12 @@ impl CudaEmbedder {
         check_texts(plan.without_texts)?;
         if plan.ends != (Front::Embeddings, true) {
             fail!(Internal, "an embedder of a part of a network");
+        }
+        if plan.attention().any(|a| a.chunk.is_some()) {
+            fail!(
+                Unsupported,
+                "vectors of texts on a GPU are not supported for attention within chunks; they are on a CPU"
+            );
         }
         if let Some(long) = plan.attention().find(|a| a.is_long()) {
             fail!(
@@ -484,7 +497,8 @@ impl CudaEmbedder {
         // SAFETY: addresses of the weights, which `run` keeps on the device, and of this memory.
         unsafe { eval.kernels.embed(&self.stream, &embed, rows)? };
         let encoder = eval.plan.encoder.as_ref();
-        if let Some(norm) = encoder.and_then(|encoder| encoder.embedding_norm) {
+        let of_encoder = encoder.and_then(|encoder| encoder.embedding_norm);
+        if let Some(norm) = of_encoder.or(eval.plan.embedding_norm) {
             // SAFETY: as above.
             unsafe { eval.add(&chunk.rows, &Addition::norm_of_residual(Some(norm)), rows)? };
         }

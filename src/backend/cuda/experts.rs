@@ -12,7 +12,7 @@ pub use products::{DownSum, OneRow, PairInput};
 
 use super::args;
 use super::matrix::{Matrix, tiled_bytes};
-use super::plan::{Jobs, MlpPlan, checked_activation};
+use super::plan::{Jobs, MlpPlan, activation};
 use super::record::RecordType;
 use crate::error::{Result, fail};
 use crate::model::{Experts, Linear, Scoring};
@@ -86,6 +86,8 @@ pub struct ExpertsPlan {
     pub normalize: bool,
     /// Factor on the weights.
     pub weight_scale: f32,
+    /// Whether weights are factors on what experts read, and not on what they make.
+    pub weighs_inputs: bool,
     /// Of all experts, one below the other: `n_experts * n_ff` rows. None where up is activated itself.
     pub gate: Option<Matrix>,
     /// As `gate`.
@@ -125,11 +127,15 @@ impl Jobs {
             );
         }
         if e.weighs_inputs {
-            fail!(
-                Unsupported,
-                "tensor {}: experts whose weights are factors on what they read are not supported on a GPU; they are on a CPU",
-                e.router.weight.name
-            );
+            // Factors come behind the products, where biases are in already.
+            let parts = [Some(&e.up), e.gate.as_ref(), Some(&e.down)];
+            if let Some(bias) = parts.into_iter().flatten().find_map(|p| p.bias.as_ref()) {
+                fail!(
+                    Unsupported,
+                    "tensor {}: biases of experts whose weights are factors on what they read are not supported on a GPU; they are on a CPU",
+                    bias.name
+                );
+            }
         }
         let mut scores = vec![&e.router];
         scores.extend(e.shared.as_ref().and_then(|s| s.gate.as_ref()));
@@ -168,11 +174,12 @@ impl Jobs {
             },
             normalize: e.normalize,
             weight_scale: e.weight_scale,
+            weighs_inputs: e.weighs_inputs,
             gate,
             up,
             down: self.fuse(&[&e.down])?,
             n_ff: e.n_ff as u32,
-            activation: checked_activation(e.activation, &e.up)?,
+            activation: activation(e.activation),
             shared: match &e.shared {
                 Some(shared) => Some(self.mlp(&shared.mlp)?),
                 None => None,
@@ -302,6 +309,17 @@ pub fn sort_args(
         places: sorted.places,
         tile_rows,
         padding: 0,
+    }
+}
+
+/// The arguments that weigh the inner values at `inner`, which are by the slots of `pairs` or, where that is 0, by pairs.
+pub fn weigh_args(e: &ExpertsPlan, choice: &Choice, inner: u64, pairs: u64) -> args::WeighInner {
+    args::WeighInner {
+        inner,
+        weights: choice.weights,
+        pairs,
+        n_used: e.n_used,
+        width: e.inner_width(),
     }
 }
 

@@ -96,7 +96,7 @@ impl MixerPlan {
         match self {
             MixerPlan::Attention(attention) => vec![&attention.qkv, &attention.output],
             MixerPlan::Latent(latent) => latent.matrices().collect(),
-            MixerPlan::Recurrent(recurrent) => vec![&recurrent.input, &recurrent.output],
+            MixerPlan::Recurrent(recurrent) => recurrent.matrices().collect(),
             MixerPlan::Mamba1(mamba) => mamba.matrices().into(),
             MixerPlan::SideBySide(both) => {
                 let (a, r) = (&both.attention, &both.recurrent);

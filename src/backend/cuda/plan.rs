@@ -171,6 +171,8 @@ pub struct Plan {
     /// Without segments where the network does not embed tokens, as the head where the layers do not end it.
     pub embedding: Matrix,
     pub embedding_scale: f32,
+    /// Of the rows of tokens, before the first layer.
+    pub embedding_norm: Option<args::Norm>,
     pub positions: Option<Matrix>,
     pub inputs: Option<InputsPlan>,
     /// How several residual streams begin and end, if there are several.
@@ -302,7 +304,10 @@ impl Jobs {
     ) -> args::Rotation {
         let rotation = args::Rotation {
             temperature: temperature.map_or(0.0, |t| t.scale),
-            temperature_length: temperature.map_or(0.0, |t| t.length),
+            temperature_length: temperature.map_or(0.0, |t| match t.offset {
+                0 => t.length,
+                _ => -t.length,
+            }),
             ..Default::default()
         };
         let Some(rope) = rope else {
@@ -358,7 +363,7 @@ impl Jobs {
             up: self.fuse(&parts)?,
             gated: mlp.gate.is_some(),
             n_ff: mlp.up.weight.rows() as u32,
-            activation: checked_activation(mlp.activation, &mlp.up)?,
+            activation: activation(mlp.activation),
             cutoff: None,
             inner_norm: self.find_norm(&mlp.inner_norm)?,
             down: self.fuse(&[&mlp.down])?,
@@ -425,7 +430,7 @@ impl Jobs {
             input: match &block.per_layer {
                 Some(input) => Some(LayerInputPlan {
                     gate: self.fuse(&[&input.gate])?,
-                    activation: checked_activation(input.activation, &input.gate)?,
+                    activation: activation(input.activation),
                     projection: self.fuse(&[&input.projection])?,
                     post_norm: self.find_norm(&input.post_norm)?,
                 }),
@@ -605,30 +610,18 @@ fn table(m: &Matrix) -> args::Table {
 pub const SILU: u32 = 0;
 pub const CLAMPED_SWIGLU: u32 = 3;
 
-/// The kernels' number and constants of an activation, which is one that they have.
+/// The kernels' number and constants of an activation.
 pub fn activation(activation: Activation) -> args::Activation {
     let (kind, alpha, limit) = match activation {
-        Activation::LimitedSilu { .. } => unreachable!("refused by `checked_activation`"),
         Activation::Silu => (SILU, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::Gelu => (2, 0.0, 0.0),
         Activation::ClampedSwiglu { alpha, limit } => (CLAMPED_SWIGLU, alpha, limit),
         Activation::ReluSquared => (4, 0.0, 0.0),
         Activation::Xielu { alpha_p, alpha_n } => (5, alpha_p, alpha_n),
+        Activation::LimitedSilu { limit } => (6, 0.0, limit),
     };
     args::Activation { kind, alpha, limit }
-}
-
-/// The same of a feed-forward part whose matrix `up` is. `Unsupported` if the kernels lack it.
-pub fn checked_activation(wanted: Activation, up: &Linear) -> Result<args::Activation> {
-    if let Activation::LimitedSilu { .. } = wanted {
-        fail!(
-            Unsupported,
-            "tensor {}: a feed-forward part with limits behind its activation is not supported on a GPU; it is on a CPU",
-            up.weight.name
-        );
-    }
-    Ok(activation(wanted))
 }
 
 impl Plan {
@@ -676,13 +669,10 @@ impl Plan {
             (true, None) => jobs.fuse(&[&own_embedding])?,
             (false, _) => absent.clone(),
         };
-        if let Some(norm) = &network.embedding_norm {
-            fail!(
-                Unsupported,
-                "tensor {}: a norm of the embedding is not supported on a GPU; it is on a CPU",
-                norm.weight.name
-            );
-        }
+        let embedding_norm = match network.embeds() {
+            true => jobs.find_norm(&network.embedding_norm)?,
+            false => None,
+        };
         let output_rows = network.head.weight.rows();
         let entry = match &network.entry {
             Some(entry) => Some(jobs.entry(entry, (network.n_vocab, output_rows))?),
@@ -735,6 +725,7 @@ impl Plan {
             n_vocab: network.n_vocab as u32,
             embedding,
             embedding_scale: network.embedding_scale,
+            embedding_norm,
             positions,
             inputs,
             streams,

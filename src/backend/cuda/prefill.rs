@@ -265,7 +265,12 @@ impl PrefillBuffers {
                     let width = eval.plan.hidden as usize;
                     crossing::enter(eval.stream, input, width, at.rows.residual)?;
                 }
-                _ => eval.kernels.embed(eval.stream, &embed(), rows)?,
+                _ => {
+                    eval.kernels.embed(eval.stream, &embed(), rows)?;
+                    if let Some(norm) = eval.plan.embedding_norm {
+                        eval.add(&at.rows, &Addition::norm_of_residual(Some(norm)), rows)?;
+                    }
+                }
             }
         }
         let mut go_on = || Ok(());

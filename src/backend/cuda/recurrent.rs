@@ -7,6 +7,10 @@ use crate::error::Result;
 
 /// Columns of a head's state at most, as `MAX_COLS` of recurrent.cuh.
 pub const MAX_COLS: u32 = 256;
+/// The same where each column has a step of its own.
+pub const MAX_CHANNELS: u32 = 128;
+/// What their kernels are called.
+const CHANNELS: &str = "channels";
 /// Rows of a head's state at most: a step keeps two numbers for each in shared memory.
 pub const MAX_ROWS: u32 = 1024;
 /// Positions that a convolution sees at most: no row of a chunk but the first block's looks back further.
@@ -40,8 +44,13 @@ fn step_or_chain(chains: bool) -> &'static str {
     if chains { "chain" } else { "step" }
 }
 
-fn kernel_cols(cols: u32) -> u32 {
-    if cols <= COLS[0] { COLS[0] } else { COLS[1] }
+/// What the kernels for these are called, and the columns that they are made for.
+fn kind_of(args: &args::Recurrent) -> (String, u32) {
+    if args.steps != 0 {
+        return (CHANNELS.into(), MAX_CHANNELS);
+    }
+    let cols = COLS[usize::from(args.cols > COLS[0])];
+    (cols.to_string(), cols)
 }
 
 impl Kernels {
@@ -66,16 +75,17 @@ impl Kernels {
         ] {
             self.find("selective", name, 0)?;
         }
-        for cols in COLS {
+        let kinds = COLS.map(|cols| (cols.to_string(), cols));
+        for (kind, cols) in kinds.into_iter().chain([(CHANNELS.into(), MAX_CHANNELS)]) {
             let step = (2 * MAX_ROWS * 4) as usize;
             for what in ["step", "chain"] {
-                self.find("recurrent", &format!("recurrent_{what}_{cols}"), step)?;
+                self.find("recurrent", &format!("recurrent_{what}_{kind}"), step)?;
                 if self.has_clusters() {
-                    let name = format!("recurrent_{what}_shared_{cols}");
+                    let name = format!("recurrent_{what}_shared_{kind}");
                     self.find("recurrent", &name, step / STEP_BLOCKS as usize)?;
                 }
             }
-            let scan = format!("recurrent_scan_{cols}");
+            let scan = format!("recurrent_scan_{kind}");
             self.find("recurrent", &scan, scan_shared(cols))?;
         }
         Ok(())
@@ -93,13 +103,13 @@ impl Kernels {
         args: &args::Recurrent,
         (batch, chains): (u32, bool),
     ) -> Result<()> {
-        let cols = kernel_cols(args.cols);
+        let (kind, _) = kind_of(args);
         let what = step_or_chain(chains);
         // In a full batch, what all blocks of a head do costs more than their number gains. Of a chain, all rows are one block's work.
         let few = chains || args.heads * batch < self.multiprocessors();
         let (name, blocks) = match self.has_clusters() && few {
-            true => (format!("recurrent_{what}_shared_{cols}"), STEP_BLOCKS),
-            false => (format!("recurrent_{what}_{cols}"), 1),
+            true => (format!("recurrent_{what}_shared_{kind}"), STEP_BLOCKS),
+            false => (format!("recurrent_{what}_{kind}"), 1),
         };
         let shared = (2 * args.rows.div_ceil(blocks) * 4) as usize;
         let grid = (args.heads * blocks, batch, 1);
@@ -119,8 +129,8 @@ impl Kernels {
         );
         let keys = (2 * args.heads / args.per_key, args.count, 1);
         let scan = (args.heads, args.rows.div_ceil(SCAN_ROWS), 1);
-        let cols = kernel_cols(args.cols);
-        let name = format!("recurrent_scan_{cols}");
+        let (kind, cols) = kind_of(args);
+        let name = format!("recurrent_scan_{kind}");
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(stream, "recurrent_convolve", conv, 128, 0, args)?;

@@ -454,6 +454,11 @@ impl StepOperations<'_> {
         let row_bytes = |m: &Matrix| m.bytes() / u64::from(m.rows);
         let bytes = row_bytes(&plan.embedding) + plan.positions.as_ref().map_or(0, row_bytes);
         self.mark(Work::Embed, bytes)?;
+        if plan.embedding_norm.is_some() {
+            let norm = Addition::norm_of_residual(plan.embedding_norm);
+            // SAFETY: as above.
+            unsafe { e.add(&at.rows, &norm, self.batch)? };
+        }
         self.layer_inputs()?;
         self.begin_streams()
     }

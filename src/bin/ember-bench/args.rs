@@ -55,7 +55,8 @@ Measurement:
                      of a source that is right with that probability, of the context itself, of the model's own
                      heads, or of a model with the same vocabulary; 0.8:4 verifies 4 drafts in every step, without
                      it the library chooses how many. With --batch, batches of sessions, too
-  --tasks PATH       with --speculate: also answers the questions of a file as tests/data/hamlet_tasks.jsonl
+  --tasks PATH       with --speculate: also answers the questions of a file as tests/data/hamlet_tasks.jsonl.xz
+                     is, unpacked by xz
   --busy N           busy threads of the host beside all this (default 0)
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)

@@ -159,12 +159,16 @@ pub struct KvLayout {
     pub q8: u32,
     /// Tiles of the ring; 0: the layer's cache holds the whole context.
     pub ring: u32,
-    /// Position p sees p - window + 1 to p; 2^31 - 1 where there is no window.
+    /// Position p sees p - window + 1 to p; 2^31 - 1 where there is no window. With CHUNKED, the rest of the number is that of positions
+    /// of a chunk, and p sees its own chunk up to p; kernels that know of no chunks see all.
     pub window: u32,
 }
 
 /// What stands for no window in `KvLayout`.
 pub const NO_WINDOW: u32 = 0x7fff_ffff;
+
+/// What tells positions of a chunk from those of a window there.
+pub const CHUNKED: u32 = 0x8000_0000;
 
 /// `RepackArgs`.
 #[repr(C)]
@@ -598,7 +602,7 @@ pub struct Rotation {
     pub after: [ConstPtr<f32>; 2],
     /// Of the factor on queries that grows with the position.
     pub temperature: f32,
-    /// Positions of a step of the factor on queries; 0: none.
+    /// Positions of a step of the factor on queries; 0: none; below 0 the same, with positions counted from 1.
     pub temperature_length: f32,
 }
 
@@ -696,6 +700,9 @@ pub struct Attend {
     pub first_row: u32,
     /// Elements of a value, at most head_dim.
     pub value_dim: u32,
+    /// `[n_heads]`: how much less scores are with each position of distance, in the unit of the scores' scale, or NULL. Kernels for
+    /// sessions look there only if there is a cap, which then is none.
+    pub slopes: ConstPtr<f32>,
 }
 
 /// `FlashArgs`.
@@ -716,6 +723,9 @@ pub struct Flash {
     pub n_heads: u32,
     /// Elements of a value, at most head_dim.
     pub value_dim: u32,
+    /// `[n_heads]`: how much less scores are with each position of distance, in the unit of the scores' scale, or NULL. Kernels for
+    /// sessions look there only if there is a cap, which then is none.
+    pub slopes: ConstPtr<f32>,
 }
 
 /// `SampleArgs`.
@@ -764,7 +774,7 @@ const _: () = {
     assert!(size_of::<Rotation>() == 56);
     assert!(size_of::<Scores>() == 16);
     assert!(size_of::<Rope>() == 240);
-    assert!(size_of::<Attend>() == 304);
-    assert!(size_of::<Flash>() == 96);
+    assert!(size_of::<Attend>() == 312);
+    assert!(size_of::<Flash>() == 104);
     assert!(size_of::<Sample>() == 48);
 };

@@ -258,6 +258,20 @@ pub struct ExpertMatvec {
     pub padding: u32,
 }
 
+/// `WeighInnerArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WeighInner {
+    /// `[pairs or slots][width]`: gates, then ups, or ups.
+    pub inner: Ptr<f32>,
+    /// `[rows][n_used + 1]`, which are 1 from then on, but for the shared expert's.
+    pub weights: Ptr<f32>,
+    /// Pair of each slot, or NULL where inner values are by pairs.
+    pub pairs: ConstPtr<u32>,
+    pub n_used: u32,
+    pub width: u32,
+}
+
 /// `ExpertMatmulArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -331,6 +345,7 @@ const _: () = {
     assert!(size_of::<ExpertsRows>() == 152);
     assert!(size_of::<Sort>() == 64);
     assert!(size_of::<ExpertMatvec>() == 184);
+    assert!(size_of::<WeighInner>() == 32);
     assert!(size_of::<ExpertMatmul>() == 128);
     assert!(size_of::<Combine>() == 80);
 };

@@ -45,7 +45,7 @@ pub struct Recurrent {
     pub gate_at: u32,
     pub step_at: u32,
     pub beta_at: u32,
-    /// Delta rule: q and k have length 1, `scale = sigmoid(in[beta_at])`; else scale = step.
+    /// Delta rule: q and k have length 1, `scale = beta_scale * sigmoid(in[beta_at])`; else scale = step.
     pub delta: u32,
     pub q_scale: f32,
     /// Of the norm.
@@ -59,6 +59,15 @@ pub struct Recurrent {
     pub tiled: u32,
     /// A step without norm multiplies by silu(gate).
     pub gated: u32,
+    pub beta_scale: f32,
+    /// Where each channel has a step of its own, `[rows of input][steps_stride]`: `[heads][cols]` numbers, as many as `step_bias` has,
+    /// with `decay = exp(rate * softplus(in + bias))`, or `exp(floor * sigmoid(rate * (in + bias)))` if the floor is below 0.
+    pub steps: ConstPtr<f32>,
+    /// And there, `[rows of input][gates_stride]`: gates, in place of those at `gate_at`.
+    pub gates: ConstPtr<f32>,
+    pub steps_stride: u32,
+    pub gates_stride: u32,
+    pub floor: f32,
     pub padding: u32,
 }
 
@@ -83,6 +92,9 @@ pub struct GatedNorm {
     /// The norm is of x * silu(gate); else the norm of x is multiplied by it.
     pub gate_first: u32,
     pub eps: f32,
+    /// The gate is a factor by its sigmoid; not if it comes first.
+    pub sigmoid: u32,
+    pub padding: u32,
 }
 
 /// `ShortConvArgs`.
@@ -143,8 +155,8 @@ pub struct Selective {
 }
 
 const _: () = {
-    assert!(size_of::<Recurrent>() == 184);
-    assert!(size_of::<GatedNorm>() == 48);
+    assert!(size_of::<Recurrent>() == 216);
+    assert!(size_of::<GatedNorm>() == 56);
     assert!(size_of::<ShortConv>() == 72);
     assert!(size_of::<Selective>() == 144);
 };

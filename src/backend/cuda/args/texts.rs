@@ -28,8 +28,6 @@ pub struct TextFlash {
     pub tiles: ConstPtr<TextTile>,
     /// Keys and values of `kv_rows` rows.
     pub kv: ConstPtr<u8>,
-    /// `[n_heads]`: scores are less by their distance times that, in powers of two; or NULL.
-    pub slopes: ConstPtr<f32>,
     /// `[rows][n_heads * head_dim]`, tiled, in place of `out`; or NULL. Whole tiles, heads of a multiple of 8.
     pub f16: Ptr<Half>,
     /// `[rows]` becomes ones.

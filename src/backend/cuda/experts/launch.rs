@@ -61,7 +61,13 @@ impl Kernels {
     /// Makes the kernels for experts known.
     pub(in super::super) fn find_experts(&mut self) -> Result<()> {
         let shared = self.context().properties().shared_bytes;
-        for name in ["route", "expert_sort", "expert_tiles", "expert_combine"] {
+        for name in [
+            "route",
+            "expert_sort",
+            "expert_tiles",
+            "weigh_inner",
+            "expert_combine",
+        ] {
             self.find("experts", name, 0)?;
         }
         self.find("experts", "router_rows", 48 * 1024)?;
@@ -89,6 +95,21 @@ impl Kernels {
     pub unsafe fn route(&self, stream: &Stream, args: &args::Route, rows: u32) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "route", (rows, 1, 1), 32, 0, args) }
+    }
+
+    /// Multiplies the inner values of `pairs` pairs by their weights, which are 1 from then on: a weight that is a factor on what
+    /// an expert reads is one on what its first products make.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn weigh_inner(
+        &self,
+        stream: &Stream,
+        args: &args::WeighInner,
+        pairs: u32,
+    ) -> Result<()> {
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "weigh_inner", (pairs, 1, 1), 256, 0, args) }
     }
 
     /// Scores of `rows` rows of f32 input at `x`, `[rows][router.rows]`.

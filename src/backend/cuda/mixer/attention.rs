@@ -5,7 +5,7 @@ use super::recurrent::rows;
 use crate::backend::Work;
 use crate::backend::cuda::adapters::Piece;
 use crate::backend::cuda::arena::Arena;
-use crate::backend::cuda::args;
+use crate::backend::cuda::args::{self, CHUNKED};
 use crate::backend::cuda::attention::{
     FMA_ROWS, LONGEST_SHORT, MAX_HEAD_DIM, MAX_PARTS, part_stride,
 };
@@ -13,6 +13,7 @@ use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::{Jobs, Plan};
 use crate::backend::cuda::prefill::ChunkOperations;
 use crate::backend::cuda::product::RowInput;
+use crate::backend::cuda::state::KvPlan;
 use crate::backend::cuda::step::StepOperations;
 use crate::backend::cuda::walk::{Operations, Span};
 use crate::error::{Result, fail};
@@ -49,12 +50,14 @@ pub struct AttentionPlan {
     pub rotation: args::Rotation,
     /// How products of queries and keys become weights.
     pub scores: args::Scores,
+    /// f32, `[n_heads]`: how much less scores are with each position of distance, in the unit of `scores`; 0: not at all.
+    pub slopes: u64,
     /// What it keeps.
     pub kv: KvShape,
+    /// Positions of a chunk, of which each position sees its own, if there are chunks.
+    pub chunk: Option<u32>,
     /// Whether a position sees none behind it.
     pub causal: bool,
-    /// f32, `[n_heads]`: how much less scores are with each position of distance, as the softmax reads them; 0: none are.
-    pub slopes: u64,
     /// Of the heads' outputs; none of most networks.
     pub output_norm: Option<args::Norm>,
     /// From there to the residual stream.
@@ -76,15 +79,10 @@ impl Jobs {
                 a.head_dim
             );
         }
-        let offset = a.temperature.is_some_and(|t| t.offset > 0);
-        let others = [
-            (a.chunk.is_some(), "attention within chunks"),
-            (offset, "a factor on the queries that begins with an offset"),
-        ];
-        if let Some((_, what)) = others.iter().find(|(is_there, _)| *is_there) {
+        if let Some(offset) = a.temperature.map(|t| t.offset).filter(|o| *o > 1) {
             fail!(
                 Unsupported,
-                "layer {layer}: {what} is not supported on a GPU; it is on a CPU"
+                "layer {layer}: a factor on the queries with an offset of {offset} is not supported on a GPU, only one of 1; it is on a CPU"
             );
         }
         let mut head_norms = [args::Norm::default(); 2];
@@ -103,12 +101,6 @@ impl Jobs {
                 to[i] = self.norm(norm)?;
             }
         }
-        if a.causal && a.slopes.is_some() {
-            fail!(
-                Unsupported,
-                "layer {layer}: scores that fall with the distance are not supported on a GPU in causal attention; they are on a CPU"
-            );
-        }
         let mut rotation = self.rotation(a.rope.as_ref(), a.temperature);
         if a.norm_after_rope {
             // A rotation leaves a head's mean square alone: what comes after it are the weights.
@@ -121,10 +113,30 @@ impl Jobs {
             }
         }
         // The kernels' softmax works in powers of two.
-        let (scale, cap) = match a.score_cap {
-            Some(cap) => (a.scale / cap, cap * LOG2_E),
-            None => (a.scale * LOG2_E, 0.0),
+        let (scale, cap) = match (a.score_cap, &a.slopes) {
+            (Some(_), Some(_)) => fail!(
+                Unsupported,
+                "layer {layer}: scores with a soft cap that fall with the distance are not supported on a GPU; they are on a CPU"
+            ),
+            (Some(cap), None) => (a.scale / cap, cap * LOG2_E),
+            // Has kernels look at the slopes.
+            (None, Some(_)) => (a.scale * LOG2_E, 1.0),
+            (None, None) => (a.scale * LOG2_E, 0.0),
         };
+        // Of few kernels.
+        let few = [
+            (a.slopes.is_some(), "scores that fall with the distance"),
+            (a.chunk.is_some(), "attention within chunks"),
+        ];
+        for (_, what) in few.iter().filter(|(is_there, _)| *is_there) {
+            if a.head_dim > LONGEST_SHORT as usize || a.window.is_some() && a.chunk.is_some() {
+                fail!(
+                    Unsupported,
+                    "layer {layer}: {what} in heads of {} elements, or with a window beside chunks, is not supported on a GPU; it is on a CPU",
+                    a.head_dim
+                );
+            }
+        }
         let keys_are_values = a.k.weight.same_data(&a.v.weight) && a.k.bias.is_none();
         let keys_and_values: &[&Linear] = match (shares, keys_are_values) {
             (true, _) => &[],
@@ -192,16 +204,13 @@ impl Jobs {
                 scale,
                 cap,
             },
-            kv,
-            causal: a.causal,
             slopes: match &a.slopes {
-                // A cap comes behind them.
-                Some(slopes) => {
-                    let unit = a.score_cap.map_or(LOG2_E, |cap| 1.0 / cap);
-                    self.vector(slopes.iter().map(|slope| slope * unit).collect())
-                }
+                Some(slopes) => self.vector(slopes.iter().map(|slope| slope * LOG2_E).collect()),
                 None => 0,
             },
+            kv,
+            chunk: a.chunk.map(|chunk| chunk as u32),
+            causal: a.causal,
             output_norm: self.find_norm(&a.output_norm)?,
             output: self.fuse(&[&a.output])?,
         })
@@ -212,6 +221,15 @@ impl AttentionPlan {
     /// Whether heads are longer than most kernels take.
     pub(in crate::backend::cuda) fn is_long(&self) -> bool {
         self.head_dim > LONGEST_SHORT
+    }
+
+    /// Where its keys and values lie, and what a position sees of them.
+    fn layout(&self, kv: &KvPlan) -> args::KvLayout {
+        let layout = kv.layers[self.keys_of];
+        args::KvLayout {
+            window: self.chunk.map_or(layout.window, |chunk| chunk | CHUNKED),
+            ..layout
+        }
     }
 
     /// Elements of a row of the heads' results in a step.
@@ -304,7 +322,7 @@ impl StepOperations<'_> {
             },
         };
         let [q_norm, k_norm] = attention.head_norms;
-        let layout = e.kv.layers[attention.keys_of];
+        let layout = attention.layout(e.kv);
         let shares = u32::from(attention.keys_of != layer);
         let attend = args::Attend {
             sessions: e.sessions,
@@ -326,6 +344,7 @@ impl StepOperations<'_> {
             v_norm: attention.value_norm,
             layout,
             scores: attention.scores,
+            slopes: attention.slopes,
             qkv_stride: qkv.stride,
             n_heads: attention.n_heads,
             n_chunks: at.n_chunks,
@@ -401,7 +420,7 @@ impl ChunkOperations<'_> {
     ) -> Result<()> {
         let e = &self.eval;
         let (at, qkv) = (&self.at().attention, self.at().rows.wide);
-        let layout = e.kv.layers[attention.keys_of];
+        let layout = attention.layout(e.kv);
         let [q_norm, k_norm] = attention.head_norms;
         let rope = args::Rope {
             sessions: e.sessions,
@@ -426,6 +445,7 @@ impl ChunkOperations<'_> {
             out: at.attended,
             layout,
             scores: attention.scores,
+            slopes: attention.slopes,
             first_row: 0,
             rows: self.rows,
             n_heads: attention.n_heads,

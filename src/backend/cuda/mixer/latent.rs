@@ -20,8 +20,10 @@ use std::f32::consts::LOG2_E;
 /// Latent attention of a layer on the device.
 #[derive(Clone, Debug)]
 pub struct LatentPlan {
-    /// Queries, or the shorter vector that they come from, then the latent vector and the part of a key that is rotated.
+    /// Queries, or the shorter vector that they come from, then the latent vector and the part of a key that is rotated, then the gates
+    /// of heads, if there are any.
     pub input: Matrix,
+    gated: bool,
     /// The norm of that vector, and queries of it.
     pub by_vector: Option<(args::Norm, Matrix)>,
     /// From the heads' outputs to the residual stream.
@@ -57,21 +59,6 @@ impl Jobs {
                 kv.head_dim
             );
         }
-        if let Some(gate) = &a.gate {
-            fail!(
-                Unsupported,
-                "tensor {}: gates of latent attention are not supported on a GPU; they are on a CPU",
-                gate.weight.name
-            );
-        }
-        let linears = [&a.q, &a.kv, &a.output].into_iter().chain(&a.q_a);
-        if let Some(bias) = linears.filter_map(|linear| linear.bias.as_ref()).next() {
-            fail!(
-                Unsupported,
-                "tensor {}: biases of latent attention are not supported on a GPU; they are on a CPU",
-                bias.name
-            );
-        }
         let norm = match &a.kv_norm {
             Some(norm) => self.norm(norm)?,
             None => args::Norm::default(),
@@ -83,8 +70,11 @@ impl Jobs {
             }
             _ => (&a.q, None),
         };
+        let mut parts = vec![first, &a.kv];
+        parts.extend(&a.gate);
         Ok(LatentPlan {
-            input: self.fuse(&[first, &a.kv])?,
+            input: self.fuse(&parts)?,
+            gated: a.gate.is_some(),
             by_vector,
             output: self.fuse(&[&a.output])?,
             kv,
@@ -122,7 +112,29 @@ impl LatentPlan {
 
     /// Rows of the input's first part.
     fn first_len(&self) -> u32 {
-        self.input.rows - self.key_len()
+        self.input.rows - self.key_len() - self.n_gates()
+    }
+
+    fn n_gates(&self) -> u32 {
+        if self.gated { self.n_heads } else { 0 }
+    }
+
+    /// The arguments that multiply values by their gates, if there are any.
+    fn gates(&self, wide: Span, values: Span) -> Option<args::FinishHeads> {
+        let gates = self.first_len() + self.key_len();
+        self.gated.then(|| args::FinishHeads {
+            x: values.address,
+            gate: wide.address + u64::from(gates) * 4,
+            out: values.address,
+            x_stride: values.stride,
+            gate_stride: wide.stride,
+            out_stride: values.stride,
+            n_heads: self.n_heads,
+            head_dim: self.value_dim,
+            value_dim: self.value_dim,
+            per_head: 1,
+            softplus: 0,
+        })
     }
 
     fn key_len(&self) -> u32 {
@@ -327,6 +339,10 @@ impl StepOperations<'_> {
             address: rows.values,
             stride: latent.values_len(),
         };
+        if let Some(gates) = latent.gates(wide, values) {
+            // SAFETY: addresses of the *workspace*, which `self` promises.
+            unsafe { e.kernels.finish_heads(e.stream, &gates, self.batch)? };
+        }
         self.row_input(values, latent.values_len(), None, &latent.output)
     }
 }
@@ -377,6 +393,10 @@ impl ChunkOperations<'_> {
                 span
             }
         };
+        let values = Span {
+            address: rows.values,
+            stride: latent.values_len(),
+        };
         let layout = e.kv.layers[layer];
         let gathered = Span {
             address: rows.gathered,
@@ -398,6 +418,7 @@ impl ChunkOperations<'_> {
             rows: self.rows,
             n_heads: latent.n_heads,
             value_dim: latent.rank,
+            slopes: 0,
         };
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises; the cache
         // is backed up to the rows' positions.
@@ -408,10 +429,13 @@ impl ChunkOperations<'_> {
             e.kernels.flash_long(e.stream, &flash, at.parts, true)?;
             let product = latent.values_product(gathered, rows.values, self.rows);
             e.kernels.head_product(e.stream, &product, latent.n_heads)?;
+            if let Some(gates) = latent.gates(wide, values) {
+                e.kernels.finish_heads(e.stream, &gates, self.rows)?;
+            }
         }
         self.quantize_input(args::QuantizeInput {
-            x: rows.values,
-            x_stride: latent.values_len(),
+            x: values.address,
+            x_stride: values.stride,
             len: latent.values_len(),
             groups: latent.output.groups,
             source: args::Source::Copy as u32,

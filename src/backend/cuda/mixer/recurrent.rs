@@ -9,7 +9,7 @@ use crate::backend::cuda::matrix::Matrix;
 use crate::backend::cuda::plan::{Jobs, Plan};
 use crate::backend::cuda::prefill::ChunkOperations;
 use crate::backend::cuda::product::RowInput;
-use crate::backend::cuda::recurrent::{MAX_COLS, MAX_ROWS, MAX_WIDTH};
+use crate::backend::cuda::recurrent::{MAX_CHANNELS, MAX_COLS, MAX_ROWS, MAX_WIDTH};
 use crate::backend::cuda::state::FixedLayer;
 use crate::backend::cuda::step::StepOperations;
 use crate::backend::cuda::walk::{Operations, Span};
@@ -39,9 +39,37 @@ enum Kind {
         args: Box<args::Recurrent>,
         norm: args::GatedNorm,
         in_step: InStep,
+        channels: Option<Box<Channels>>,
     },
     /// A gated short convolution.
     Convolution(args::ShortConv),
+}
+
+/// A delta net whose channels have steps of their own.
+#[derive(Clone, Debug)]
+struct Channels {
+    /// Floats of a row of input before the channels of the convolution.
+    first: u32,
+    steps: Numbers,
+    gates: Numbers,
+}
+
+/// Where numbers of a row come from.
+#[derive(Clone, Debug)]
+enum Numbers {
+    /// They are in the row of input, from this float on.
+    Input(u32),
+    /// They are the product of a shorter vector there.
+    Product { at: u32, len: u32, matrix: Matrix },
+}
+
+impl Numbers {
+    fn matrix(&self) -> Option<&Matrix> {
+        match self {
+            Numbers::Input(_) => None,
+            Numbers::Product { matrix, .. } => Some(matrix),
+        }
+    }
 }
 
 /// What makes the norm of a result in a step.
@@ -101,11 +129,13 @@ impl Jobs {
     ) -> Result<RecurrentPlan> {
         Jobs::check_conv(layer, &m.conv)?;
         Jobs::check_state(layer, shape)?;
-        let of_channels = matches!(m.steps, DeltaSteps::Channels { .. });
-        if m.beta_scale != 1.0 || of_channels || m.sigmoid_gate || m.z_short.is_some() {
+        if let DeltaSteps::Channels { .. } = m.steps {
+            return self.channel_net(layer, m, shape);
+        }
+        if m.sigmoid_gate || m.z_short.is_some() {
             fail!(
                 Unsupported,
-                "layer {layer}: a delta net with larger steps, or with steps of each channel, is not supported on a GPU; it is on a CPU"
+                "layer {layer}: a delta net whose gates are sigmoids or come of a shorter vector is supported on a GPU only with steps of each channel; on a CPU it is"
             );
         }
         let state = self.fixed.add(shape);
@@ -117,7 +147,7 @@ impl Jobs {
                 let all = of(0).chain(of(group));
                 all.map(|row| rows(both, row..row + group)).collect()
             }
-            DeltaSteps::Channels { .. } => unreachable!("refused above"),
+            DeltaSteps::Channels { .. } => unreachable!("done above"),
         };
         let mut parts = vec![&m.q, &m.k, &m.v, &m.z];
         let mut pieces: Vec<Piece<'_>> = parts.iter().map(|l| Piece::whole(l)).collect();
@@ -130,7 +160,7 @@ impl Jobs {
                 run: group,
                 step: 2 * group,
             })),
-            DeltaSteps::Channels { .. } => unreachable!("refused above"),
+            DeltaSteps::Channels { .. } => unreachable!("done above"),
         }
         parts.extend(&steps);
         let (keys, values) = (m.q.weight.rows() as u32, m.z.weight.rows() as u32);
@@ -154,6 +184,7 @@ impl Jobs {
             beta_at: channels + values,
             step_at: channels + values + heads,
             delta: 1,
+            beta_scale: m.beta_scale,
             q_scale: (1.0 / (m.key_dim as f64).sqrt()) as f32,
             ..recurrence
         };
@@ -170,6 +201,108 @@ impl Jobs {
                     ..Default::default()
                 },
                 in_step: InStep::Step,
+                channels: None,
+            },
+            len: values,
+            state_bytes: shape.len() as u64 * 4,
+            output: self.fuse(&[&m.output])?,
+        })
+    }
+
+    /// Lays out a delta net of layer `layer` whose channels have steps of their own.
+    fn channel_net(
+        &mut self,
+        layer: usize,
+        m: &DeltaNet,
+        shape: FixedShape,
+    ) -> Result<RecurrentPlan> {
+        let DeltaSteps::Channels { b, short, a } = &m.steps else {
+            fail!(Internal, "layer {layer} has no steps of channels");
+        };
+        if !m.sigmoid_gate || m.key_dim > MAX_CHANNELS as usize {
+            fail!(
+                Unsupported,
+                "layer {layer}: a delta net with steps of each channel has gates that are sigmoids, and {MAX_CHANNELS} columns at most, on a GPU; not on a CPU"
+            );
+        }
+        for short in short.iter().chain(&m.z_short) {
+            if !short.weight.rows().is_multiple_of(4) {
+                fail!(
+                    Unsupported,
+                    "tensor {}: {} rows; on a GPU they must be a multiple of 4, not on a CPU",
+                    short.weight.name,
+                    short.weight.rows()
+                );
+            }
+        }
+        // Shorter vectors come first, what is not made of one last.
+        let mut parts: Vec<&Linear> = short.iter().chain(&m.z_short).collect();
+        let len = |parts: &[&Linear]| parts.iter().map(|p| p.weight.rows() as u32).sum::<u32>();
+        let first = len(&parts);
+        parts.extend([&m.q, &m.k, &m.v]);
+        let mut at = 0;
+        let mut numbers = Vec::new();
+        for (short, linear) in [(short, a), (&m.z_short, &m.z)] {
+            numbers.push(match short {
+                Some(short) => {
+                    at += short.weight.rows() as u32;
+                    Numbers::Product {
+                        at: at - short.weight.rows() as u32,
+                        len: short.weight.rows() as u32,
+                        matrix: self.fuse(&[linear])?,
+                    }
+                }
+                None => {
+                    let at = len(&parts);
+                    parts.push(linear);
+                    Numbers::Input(at)
+                }
+            });
+        }
+        let beta_at = len(&parts) - first;
+        parts.push(b);
+        let state = self.fixed.add(shape);
+        let (keys, values) = (m.q.weight.rows() as u32, m.v.weight.rows() as u32);
+        let norm = self.norm(&m.norm)?;
+        let args = args::Recurrent {
+            rate: self.tensor(Some(&m.decay))?,
+            step_bias: self.tensor(Some(&m.dt_bias))?,
+            norm: norm.weight,
+            eps: norm.eps,
+            heads: m.n_value_heads as u32,
+            per_key: (m.n_value_heads / m.n_key_heads) as u32,
+            tiled: u32::from(m.tiled),
+            rows: m.value_dim as u32,
+            cols: m.key_dim as u32,
+            k_at: keys,
+            v_at: 2 * keys,
+            beta_at,
+            delta: 1,
+            beta_scale: m.beta_scale,
+            q_scale: (1.0 / (m.key_dim as f64).sqrt()) as f32,
+            floor: m.decay_floor.unwrap_or(0.0),
+            ..self.recurrence(&m.conv, state)?
+        };
+        let [steps, gates] = numbers.try_into().expect("two were pushed");
+        Ok(RecurrentPlan {
+            input: self.fuse(&parts)?,
+            kind: Kind::Recurrence {
+                args: Box::new(args),
+                norm: args::GatedNorm {
+                    weight: norm.weight,
+                    len: values,
+                    group: m.value_dim as u32,
+                    same: 1,
+                    sigmoid: 1,
+                    eps: norm.eps,
+                    ..Default::default()
+                },
+                in_step: InStep::Step,
+                channels: Some(Box::new(Channels {
+                    first,
+                    steps,
+                    gates,
+                })),
             },
             len: values,
             state_bytes: shape.len() as u64 * 4,
@@ -229,6 +362,7 @@ impl Jobs {
                     ..Default::default()
                 },
                 in_step,
+                channels: None,
             },
             len: inner,
             state_bytes: shape.len() as u64 * 4,
@@ -284,6 +418,22 @@ impl RecurrentPlan {
         }
     }
 
+    /// The matrices that are products of whole rows.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let channels = match &self.kind {
+            Kind::Recurrence { channels, .. } => channels.as_deref(),
+            Kind::Convolution(_) => None,
+        };
+        let others = channels.map(|c| [c.steps.matrix(), c.gates.matrix()]);
+        let others = others.into_iter().flatten().flatten();
+        [&self.input, &self.output].into_iter().chain(others)
+    }
+
+    /// Numbers of a row that come of shorter vectors, of each kind at most.
+    fn numbers(&self) -> u32 {
+        self.matrices().skip(2).map(|m| m.rows).max().unwrap_or(0)
+    }
+
     /// Channels of a convolution whose result a chunk keeps.
     fn convolved(&self) -> u32 {
         match &self.kind {
@@ -298,6 +448,8 @@ impl RecurrentPlan {
 pub(in crate::backend::cuda) struct StepRecurrent {
     /// f32, `[rows][len]`: the result.
     out: u64,
+    /// f32, `[rows][..]`: steps, and gates, that come of shorter vectors.
+    numbers: [u64; 2],
 }
 
 impl StepRecurrent {
@@ -306,11 +458,57 @@ impl StepRecurrent {
         let len = plan.recurrent().map(|r| r.len).max().unwrap_or(0);
         StepRecurrent {
             out: arena.array::<f32>(u64::from(rows) * u64::from(len)),
+            numbers: numbers(arena, plan, rows),
         }
     }
 }
 
+/// Memory of steps and of gates that come of shorter vectors.
+fn numbers(arena: &mut Arena, plan: &Plan, rows: u32) -> [u64; 2] {
+    let most = plan.recurrent().map(RecurrentPlan::numbers).max();
+    let most = u64::from(rows) * u64::from(most.unwrap_or(0));
+    [(); 2].map(|()| arena.array::<f32>(most))
+}
+
+/// The arguments completed for what each channel has: its steps and gates.
+fn of_channels(args: args::Recurrent, first: u32, [steps, gates]: [Span; 2]) -> args::Recurrent {
+    args::Recurrent {
+        input: args.input + u64::from(first) * 4,
+        steps: steps.address,
+        steps_stride: steps.stride,
+        gates: gates.address,
+        gates_stride: gates.stride,
+        ..args
+    }
+}
+
+/// A row's numbers from float `at` on.
+fn from(rows: Span, at: u32) -> Span {
+    Span {
+        address: rows.address + u64::from(at) * 4,
+        ..rows
+    }
+}
+
 impl StepOperations<'_> {
+    /// Where such numbers are, which are made at `to` if they are not there.
+    fn numbers(&self, numbers: &Numbers, to: u64) -> Result<Span> {
+        let wide = self.buffers.at().rows.wide;
+        match numbers {
+            Numbers::Input(at) => Ok(from(wide, *at)),
+            Numbers::Product { at, len, matrix } => {
+                let span = Span {
+                    address: to,
+                    stride: matrix.rows,
+                };
+                let input = self.row_input(from(wide, *at), *len, None, matrix)?;
+                self.product_of(matrix, &input, span, 0)?;
+                self.mark(Work::Qkv, matrix.bytes())?;
+                Ok(span)
+            }
+        }
+    }
+
     /// From the outputs of the first product to the input of the last.
     pub(in crate::backend::cuda) fn recurrence(&self, plan: &RecurrentPlan) -> Result<RowInput> {
         let (e, at) = (&self.eval, self.buffers.at());
@@ -323,14 +521,23 @@ impl StepOperations<'_> {
                     args,
                     norm,
                     in_step,
+                    channels,
                 } => {
-                    let args = args::Recurrent {
+                    let mut args = args::Recurrent {
                         sessions: e.sessions,
                         input: wide.address,
                         out,
                         in_stride: wide.stride,
                         ..**args
                     };
+                    if let Some(c) = channels {
+                        let [steps, gates] = at.recurrent.numbers;
+                        let both = [
+                            self.numbers(&c.steps, steps)?,
+                            self.numbers(&c.gates, gates)?,
+                        ];
+                        args = of_channels(args, c.first, both);
+                    }
                     e.kernels
                         .recurrent_step(e.stream, &args, (self.batch, self.share_caches))?;
                     if let InStep::Product(norm) = in_step {
@@ -375,6 +582,8 @@ pub(in crate::backend::cuda) struct ChunkRecurrent {
     convolved: u64,
     /// f32, `[rows][len]`: the result.
     out: u64,
+    /// f32, `[rows][..]`: steps, and gates, that come of shorter vectors.
+    numbers: [u64; 2],
 }
 
 impl ChunkRecurrent {
@@ -387,11 +596,36 @@ impl ChunkRecurrent {
         ChunkRecurrent {
             convolved: arena.array::<f32>(most(RecurrentPlan::convolved)),
             out: arena.array::<f32>(most(|r| r.len)),
+            numbers: numbers(arena, plan, rows),
         }
     }
 }
 
 impl ChunkOperations<'_> {
+    /// Where such numbers are, which are made at `to` if they are not there.
+    fn numbers(&self, numbers: &Numbers, to: u64) -> Result<Span> {
+        let wide = self.at().rows.wide;
+        match numbers {
+            Numbers::Input(at) => Ok(from(wide, *at)),
+            Numbers::Product { at, len, matrix } => {
+                let span = Span {
+                    address: to,
+                    stride: matrix.rows,
+                };
+                self.quantize_input(args::QuantizeInput {
+                    x: from(wide, *at).address,
+                    x_stride: wide.stride,
+                    len: *len,
+                    groups: matrix.groups,
+                    source: args::Source::Copy as u32,
+                    ..Default::default()
+                })?;
+                self.matmul(matrix, span, 0)?;
+                Ok(span)
+            }
+        }
+    }
+
     /// From the outputs of the first product to the input of the last.
     pub(in crate::backend::cuda) fn recurrence(&self, plan: &RecurrentPlan) -> Result<()> {
         let (e, at) = (&self.eval, self.at());
@@ -399,8 +633,13 @@ impl ChunkOperations<'_> {
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe {
             match &plan.kind {
-                Kind::Recurrence { args, norm, .. } => {
-                    let args = args::Recurrent {
+                Kind::Recurrence {
+                    args,
+                    norm,
+                    channels,
+                    ..
+                } => {
+                    let mut args = args::Recurrent {
                         sessions: e.sessions,
                         input: wide.address,
                         out,
@@ -409,11 +648,18 @@ impl ChunkOperations<'_> {
                         count: self.rows,
                         ..**args
                     };
+                    let mut gates = from(wide, args.gate_at);
+                    if let Some(c) = channels {
+                        let to = at.recurrent.numbers;
+                        let steps = self.numbers(&c.steps, to[0])?;
+                        gates = self.numbers(&c.gates, to[1])?;
+                        args = of_channels(args, c.first, [steps, gates]);
+                    }
                     e.kernels.recurrent_chunk(e.stream, &args)?;
                     let norm = args::GatedNorm {
                         x: out,
-                        gate: wide.address + u64::from(args.gate_at) * 4,
-                        gate_stride: wide.stride,
+                        gate: gates.address,
+                        gate_stride: gates.stride,
                         ..*norm
                     };
                     e.kernels.gated_norm(e.stream, &norm, self.rows)?;

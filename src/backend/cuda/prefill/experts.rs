@@ -2,7 +2,7 @@
 
 use super::super::args;
 use super::super::evaluation::ExpertOutputs;
-use super::super::experts::{ExpertsPlan, route_args, sort_args};
+use super::super::experts::{ExpertsPlan, route_args, sort_args, weigh_args};
 use super::super::matrix::Matrix;
 use super::super::plan::{CLAMPED_SWIGLU, SILU};
 use super::super::walk::ExpertSum;
@@ -45,12 +45,25 @@ impl ChunkOperations<'_> {
             return false;
         };
         self.eval.kernels.has_wgmma()
+            && !e.weighs_inputs
             && matches!(e.activation.kind, SILU | CLAMPED_SWIGLU)
             && ty(gate) == up
             && up.is_some_and(|ty| !ty.is_float())
     }
 
     pub(super) fn gates_and_ups(&self, e: &ExpertsPlan) -> Result<()> {
+        self.first_products(e)?;
+        if !e.weighs_inputs {
+            return Ok(());
+        }
+        let mine = &self.at().experts;
+        let weigh = weigh_args(e, &mine.choice, mine.inner, mine.sorted.pairs);
+        let (kernels, stream) = (self.eval.kernels, self.eval.stream);
+        // SAFETY: addresses of the *workspace*, which `self` promises.
+        unsafe { kernels.weigh_inner(stream, &weigh, self.pairs(e)) }
+    }
+
+    fn first_products(&self, e: &ExpertsPlan) -> Result<()> {
         let at = self.at();
         if let Some(width) = e.own_width {
             self.input_of(at.rows.wide, width, &e.up)?;

@@ -8,7 +8,7 @@ use super::super::args;
 use super::super::evaluation::ExpertOutputs;
 use super::super::experts::{
     DownSum, ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, OneRow, PAIRS_AT_ONCE, PairInput,
-    route_args, sort_args,
+    route_args, sort_args, weigh_args,
 };
 use super::super::matrix::Forms;
 use super::super::walk::{ExpertSum, Operations};
@@ -33,14 +33,16 @@ impl StepOperations<'_> {
             len: self.eval.plan.hidden,
         };
         // With inputs of their own, experts are those of a row among others.
-        let alone = self.batch == 1 && e.own_width.is_none();
+        let alone = self.batch == 1 && e.own_width.is_none() && !e.weighs_inputs;
         let takes = alone && e.sum_bias == 0 && self.eval.kernels.takes_one_row(e, &row);
         takes.then_some(row)
     }
 
     /// Whether the kernels that take the pairs of an expert together take these.
     fn takes_pairs(&self, e: &ExpertsPlan) -> bool {
-        (self.batch > 1 || e.own_width.is_some()) && self.eval.kernels.takes_pairs(e, self.pairs(e))
+        (self.batch > 1 || e.own_width.is_some())
+            && !e.weighs_inputs
+            && self.eval.kernels.takes_pairs(e, self.pairs(e))
     }
 
     fn sorts(&self) -> bool {
@@ -164,7 +166,16 @@ impl StepOperations<'_> {
         let input = ExpertInput::Rows(at.inputs, e.n_used);
         let to = self.to_pairs(e, input, mine.inner, e.inner_width());
         // SAFETY: as above; the input is there in the forms that `choose_experts` has asked for.
-        unsafe { kernels.expert_matvec(stream, e.n_experts, &first, &to) }
+        unsafe {
+            kernels.expert_matvec(stream, e.n_experts, &first, &to)?;
+            match e.weighs_inputs {
+                true => {
+                    let weigh = weigh_args(e, &mine.choice, mine.inner, 0);
+                    kernels.weigh_inner(stream, &weigh, self.pairs(e))
+                }
+                false => Ok(()),
+            }
+        }
     }
 
     pub(super) fn expert_outputs(&self, e: &ExpertsPlan) -> Result<()> {
