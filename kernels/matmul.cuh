@@ -32,7 +32,9 @@ __device__ __forceinline__ uint64_t tiled(uint32_t row, uint32_t k, uint32_t k_t
 // added is loaded before the first one is stored, for the compiler cannot know that they differ.
 template <int N> __device__ __forceinline__ void store_pairs(const MatmulArgs& a, uint32_t m, uint32_t n, float2 (&v)[N]) {
     const uint64_t to = (uint64_t)m * a.out_stride + n;
-    if (n + 8 * N - 6 <= a.n && a.out_stride % 2 == 0) {
+    // A part of a fused matrix may begin at an odd row.
+    const bool pairs = a.out_stride % 2 == 0 && ((uint64_t)a.out | (uint64_t)a.bias | (uint64_t)a.residual) % 8 == 0;
+    if (n + 8 * N - 6 <= a.n && pairs) {
         if (a.bias) {
 #pragma unroll
             for (int j = 0; j < N; j++) {

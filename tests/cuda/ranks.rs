@@ -42,13 +42,13 @@ const FAMILIES: &[&str] = &[
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v3_biased",
-    "llama4",
     "minicpm3",
 ];
 
 /// Those that cannot be split so, and a word of the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("gpt_oss", "inner elements"),
+    ("llama4", "attention within chunks"),
     ("mamba", "attention"),
     ("lfm2", "attention"),
     ("nemotron_h_moe", "attention"),

@@ -209,7 +209,11 @@ impl Jobs {
                 None => 0,
             },
             kv,
-            chunk: a.chunk.map(|chunk| chunk as u32),
+            // No context has as many positions as a larger one.
+            chunk: a
+                .chunk
+                .and_then(|chunk| u32::try_from(chunk).ok())
+                .filter(|chunk| *chunk < CHUNKED),
             causal: a.causal,
             output_norm: self.find_norm(&a.output_norm)?,
             output: self.fuse(&[&a.output])?,
