@@ -146,12 +146,6 @@ fn attention_share(attention: &mut Attention, cutter: &mut Cutter) -> Share<()> 
     if attention.output_norm.is_some() {
         return Err("a norm over the results of all heads needs all of them".into());
     }
-    if attention.slopes.is_some() {
-        return Err("slopes of heads are not split by tensors so far".into());
-    }
-    if attention.chunk.is_some() {
-        return Err("attention within chunks is not split by tensors so far".into());
-    }
     let per_kv = attention.n_heads / attention.n_kv_heads;
     let (head_dim, value_dim) = (attention.head_dim, attention.value_dim);
     let block = attention.output.weight.ty.block_len();
@@ -193,6 +187,8 @@ fn attention_share(attention: &mut Attention, cutter: &mut Cutter) -> Share<()> 
     }
     let sinks = attention.sinks.as_ref();
     attention.sinks = sinks.map(|sinks| sinks.elements(heads.clone()));
+    let slopes = attention.slopes.as_ref();
+    attention.slopes = slopes.map(|slopes| Arc::from(&slopes[heads.clone()]));
     attention.n_heads = heads.len();
     attention.n_kv_heads = kv_heads.len();
     Ok(())

@@ -3,6 +3,7 @@
 //! What is added to the residual stream comes from two sums in place of one, so logits differ from those of one GPU as other roundings
 //! do: by less than 1 % of the largest for the tiny families.
 
+use crate::common::later::{bloom, mpt};
 use crate::common::states::*;
 use crate::common::tiny::Tiny;
 use crate::common::{TempDir, repository_file};
@@ -42,13 +43,13 @@ const FAMILIES: &[&str] = &[
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v3_biased",
+    "llama4",
     "minicpm3",
 ];
 
 /// Those that cannot be split so, and a word of the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("gpt_oss", "inner elements"),
-    ("llama4", "attention within chunks"),
     ("mamba", "attention"),
     ("lfm2", "attention"),
     ("nemotron_h_moe", "attention"),
@@ -65,6 +66,7 @@ pub fn tests(tests: &mut Tests) {
         tests.push((test, Box::new(move || life(name))));
     }
     tests.push(("ranks::biased_experts".into(), Box::new(biased_experts)));
+    tests.push(("ranks::slopes".into(), Box::new(slopes)));
     tests.push(("ranks::states".into(), Box::new(states)));
     tests.push(("ranks::refused".into(), Box::new(refused)));
     tests.push(("ranks::memory".into(), Box::new(memory)));
@@ -113,6 +115,14 @@ fn biased_experts() {
     };
     let dir = TempDir::new("gpu-rank-experts");
     compare("biased experts", &dir.file("biased.gguf", &tiny.bytes()));
+}
+
+/// Heads whose scores fall with the distance, each by a slope of its own.
+fn slopes() {
+    let dir = TempDir::new("gpu-rank-slopes");
+    for (name, file) in [("bloom", bloom()), ("mpt", mpt())] {
+        compare(name, &dir.file(&format!("{name}.gguf"), &file.bytes()));
+    }
 }
 
 /// The logits of two GPUs beside those of one, and the same again.

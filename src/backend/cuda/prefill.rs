@@ -59,7 +59,9 @@ impl ChunkPlaces {
     /// For chunks of `rows` tokens.
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> ChunkPlaces {
         let n = u64::from(rows);
-        let (h_stride, wide_stride) = (plan.residual_stride(), plan.widest_row());
+        // Ranks add up such rows, and all of them must do so in the same way: the shares of some may have odd rows.
+        let wide_stride = plan.widest_row().next_multiple_of(4);
+        let h_stride = plan.residual_stride();
         let h = n * u64::from(h_stride);
         let weights = plan
             .inner_matrices()
