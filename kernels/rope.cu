@@ -49,7 +49,7 @@ __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, ui
         }
     }
     if (is_q) {
-        const float factor = query_factor(r, position), scale = __fmul_rn(a.q_scale, factor);
+        const float factor = counted_query_factor(r, position), scale = __fmul_rn(a.q_scale, factor);
         uint64_t at = ((uint64_t)row * a.n_heads + part) * hd;
         if (a.q_f32)
             for (uint32_t i = lane; i < hd; i += 32) a.q_f32[at + i] = __fmul_rn(line[i], factor);

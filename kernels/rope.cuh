@@ -6,11 +6,15 @@
 __device__ __forceinline__ const float* frequencies(const Rotation& r, const Session* s) {
     return r.long_inv_freq && s->context > r.long_above ? r.long_inv_freq : r.inv_freq;
 }
-// The factor on the queries of a position.
+// The factor on the queries of a position, where positions are counted from 0.
 __device__ __forceinline__ float query_factor(const Rotation& r, uint32_t position) {
     if (r.temperature_length == 0.0f) return 1.0f;
-    if (r.temperature_length < 0.0f) position++;
-    return __fmaf_rn(r.temperature, logf(1.0f + floorf(__fdiv_rn((float)position, fabsf(r.temperature_length)))), 1.0f);
+    return __fmaf_rn(r.temperature, logf(1.0f + floorf(__fdiv_rn((float)position, r.temperature_length))), 1.0f);
+}
+// The same for kernels that also count them from 1.
+__device__ __forceinline__ float counted_query_factor(const Rotation& r, uint32_t position) {
+    if (r.temperature_length >= 0.0f) return query_factor(r, position);
+    return __fmaf_rn(r.temperature, logf(1.0f + floorf(__fdiv_rn((float)(position + 1), -r.temperature_length))), 1.0f);
 }
 
 // Four neighbours of a line, from `i` on, as f16 times a factor.

@@ -143,7 +143,9 @@ impl Kernels {
         // Tiles give four elements to a thread.
         let tiles = self.tiles(padded);
         let takes = args.layout.q8 == 0 && dim.is_multiple_of(4);
-        let tiles = tiles.filter(|_| takes && !is_rare(&args.layout, args.slopes));
+        // Nor do they count positions from 1.
+        let is_rare = is_rare(&args.layout, args.slopes) || args.rotation.temperature_length < 0.0;
+        let tiles = tiles.filter(|_| takes && !is_rare);
         let Some(tiles) = tiles else {
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.attend_fma(stream, args, batch) };
