@@ -152,11 +152,11 @@ test:
 # All of it, the library as it is shipped included. CI runs this.
 test-all: test-rust test-driver test-emulation test-c test-examples valgrind test-memory test-calls test-sanitizers
 
-# Slow tests look whether EMBERLM_SLOW_TESTS is set. Tests that are marked `ignore` need the original models, which lie beside a
+# Slow tests look whether EMBERLM_SLOW_TESTS is set; a number above 1 is that of tokens in long texts, which are 10,000 otherwise. Tests that are marked `ignore` need the original models, which lie beside a
 # developer's checkout, or in the folder that EMBERLM_MINILM names.
 SLOW := 1
 test-rust: $(KERNELS)
-	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored $(if $(EMBERLM_MINILM),,--skip minilm_agrees))
+	$(if $(SLOW),EMBERLM_SLOW_TESTS=$(SLOW) )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored $(if $(EMBERLM_MINILM),,--skip minilm_agrees))
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
 # for the real one, and a library that stands in for NCCL. They compute no products, so tests of what a model chooses are left out. The driver

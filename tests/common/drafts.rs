@@ -263,11 +263,14 @@ pub fn long_texts(create: &dyn Fn() -> Session, count: usize) {
     }
 }
 
-/// Tokens of such texts: `quick` of them unless slow tests were asked for.
+/// Tokens of such texts: `quick` of them unless slow tests were asked for, perhaps with a number.
 pub fn long_count(quick: usize) -> usize {
-    match std::env::var_os("EMBERLM_SLOW_TESTS") {
-        Some(_) => 10_000,
-        None => quick,
+    match std::env::var("EMBERLM_SLOW_TESTS") {
+        Ok(asked) => match asked.parse() {
+            Ok(count) if count > 1 => count,
+            _ => 10_000,
+        },
+        Err(_) => quick,
     }
 }
 
