@@ -50,10 +50,10 @@ typedef struct {
     u32 n_logprobs, masked;
 } Session;
 typedef struct { u64 embedding[2], positions[2], kinds[2], sessions, tokens, text_positions, text_kinds, out; u32 groups; float scale; } Embed;
-typedef struct { u64 a[10]; u64 rotation[7]; u64 norms[9]; Layout layout; u64 scores[2]; u32 numbers[6], shares, prefill, first_row, value_dim; } Attend;
+typedef struct { u64 a[10]; u64 rotation[7]; u64 norms[9]; Layout layout; u64 scores[2]; u32 numbers[6], shares, prefill, first_row, value_dim; u64 slopes; } Attend;
 typedef struct { u64 a[4], positions; u64 rotation[7]; u64 norms[9]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row, value_head, shares, text_rows; } Rope;
 typedef struct { u32 start, len, first, padding; } TextTile;
-typedef struct { u64 sessions, q, out; Layout layout; u64 scores[2]; u32 first_row, rows, n_heads, value_dim; u64 tiles, kv, slopes, f16, f16_scale; u32 kv_rows, ahead; } TextFlash;
+typedef struct { u64 sessions, q, out; Layout layout; u64 scores[2]; u32 first_row, rows, n_heads, value_dim; u64 slopes, tiles, kv, f16, f16_scale; u32 kv_rows, ahead; } TextFlash;
 typedef struct { u64 x, texts, out; u32 x_stride, out_stride, len, pooling; } Pool;
 typedef struct { u64 w, bias, x, out; u32 x_stride, out_stride, inputs, outputs, count, activation; } Dense;
 typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_scale; u32 numbers[5], prefill, padding; } Latent;
@@ -69,7 +69,7 @@ typedef struct { u64 ring, out; u32 ring_rows, first, width, out_stride; } Gathe
 typedef struct { u64 sessions, x, out, norms[6]; u32 x_stride, out_stride, len, half, normed, padding; } Join;
 typedef struct { u64 known, place_of, logits; u32 n_known, n_vocab; } Spread;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
-typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated, padding; } Recurrent;
+typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated; float beta_scale; u64 steps, gates; u32 strides[2]; float floor; u32 padding; } Recurrent;
 typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
 typedef struct { u64 a, b; u32 rank, at, a_type, b_type; float scale; u32 padding; } Pair;
 typedef struct { u32 end, linear, first, run, step; } Piece;
@@ -78,14 +78,14 @@ typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at, tag, pad
 typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
 /* The numbers that src/backend/cuda/args/ asserts, so that a field that comes there is missed here at compile time. */
 _Static_assert(sizeof(Session) == 256 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args/common.rs");
-_Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args/common.rs");
+_Static_assert(sizeof(Attend) == 312 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args/common.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args/common.rs");
 _Static_assert(sizeof(ReadyHeads) == 96 && sizeof(FinishHeads) == 56 && sizeof(SparseMixer) == 24, "see args/heads.rs and args/sparse.rs");
 _Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104 && sizeof(Ring) == 128 && sizeof(KeepPlace) == 32, "see args/predictor.rs");
 _Static_assert(sizeof(Gather) == 32 && sizeof(Join) == 96 && sizeof(Spread) == 32, "see args/predictor.rs");
 _Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
-_Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
+_Static_assert(sizeof(Recurrent) == 216 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 _Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 200, "see args/adapters.rs");
 _Static_assert(sizeof(AdaptedProduct) == 552, "see args/adapters.rs");
 
