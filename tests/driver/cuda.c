@@ -504,8 +504,10 @@ static void finish_heads(const FinishHeads *a, u32 rows) {
     const u64 last = rows - 1, len = a->n_heads * a->value_dim, gates = a->per_head ? a->n_heads : len;
     float v = ((float *)a->x)[last * a->x_stride + a->n_heads * a->head_dim - 1];
     if (len > a->out_stride || a->n_heads * a->head_dim > a->x_stride || a->value_dim > a->head_dim) abort();
-    /* Gates are behind the results, which take the place of the queries. */
-    if (a->gate && (a->gate < a->out + len * 4 || a->gate + gates * 4 > a->out + a->gate_stride * 4ull)) abort();
+    /* Gates are behind the results, which take the place of the queries, or in other rows than these. */
+    if (a->gate >= a->out && a->gate < a->out + a->out_stride * 4ull) {
+        if (a->gate < a->out + len * 4 || a->gate + gates * 4 > a->out + a->gate_stride * 4ull) abort();
+    } else if (a->gate && gates > a->gate_stride) abort();
     if (a->gate) v = ((float *)a->gate)[last * a->gate_stride + gates - 1];
     ((float *)a->out)[last * a->out_stride + len - 1] = v;
 }
