@@ -152,8 +152,9 @@ test:
 # All of it, the library as it is shipped included. CI runs this.
 test-all: test-rust test-driver test-emulation test-c test-examples valgrind test-memory test-calls test-sanitizers
 
-# Slow tests look whether EMBERLM_SLOW_TESTS is set; a number above 1 is that of tokens in long texts, which are 10,000 otherwise. Tests that are marked `ignore` need the original models, which lie beside a
-# developer's checkout, or in the folder that EMBERLM_MINILM names.
+# Slow tests look whether EMBERLM_SLOW_TESTS is set; a number above 1 is that of tokens in long texts, which are 10,000 otherwise.
+# Tests that are marked `ignore` need the original models, which lie beside a developer's checkout, or in the folder that
+# EMBERLM_MINILM names.
 SLOW := 1
 test-rust: $(KERNELS)
 	$(if $(SLOW),EMBERLM_SLOW_TESTS=$(SLOW) )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored $(if $(EMBERLM_MINILM),,--skip minilm_agrees))

@@ -86,8 +86,8 @@ template <int G, int PIECES> __device__ __forceinline__ void attend_body(const A
                 for (int i = 0; i < E; i++) t = __fmaf_rn(q[g][i], k[u][i], t);
                 for (uint32_t o = lanes / 2; o; o >>= 1) t = __fadd_rn(t, __shfl_xor_sync(~0u, t, o));
                 if (a.scores.cap != 0.0f)
-                    t = a.slopes ? fallen(a.slopes, kv_head * group + first_head + min((uint32_t)g, n_q - 1), chunks.length - 1 - (base + u * runs + run), t)
-                                        : capped(a.scores.cap, t);
+                    t = a.slopes ? leaned(a.slopes[kv_head * group + first_head + min((uint32_t)g, n_q - 1)], chunks.length - 1, base + u * runs + run, t)
+                                 : capped(a.scores.cap, t);
                 score[u][g] = valid[u] ? t : -INFINITY;
             }
 #pragma unroll

@@ -59,10 +59,6 @@ __device__ __forceinline__ void store_f16(const FlashArgs& a, const FlashPlace& 
     *(uint32_t*)((uint8_t*)f.f16 + tiled(f.start + row, i & ~7u, width / TILE_K) + (i & 7) * 2) = *(const uint32_t*)&both;
     if (i == 0) f.f16_scale[f.start + row] = 1.0f;
 }
-// A score, less by its distance.
-__device__ __forceinline__ float leaned(float slope, uint32_t mine, uint32_t p, float score) {
-    return __fmaf_rn(fabsf((float)((int)mine - (int)p)), -slope, score);
-}
 
 // Whether position `p` is hidden from position `mine`: outside its window, or later, where the
 // difference wraps around.

@@ -7,9 +7,9 @@
 __device__ __forceinline__ float capped(float cap, float x) {
     return __fmul_rn(cap, 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x)));
 }
-// The score of a position that lies `distance` before the row's own.
-__device__ __forceinline__ float fallen(const float* slopes, uint32_t head, uint32_t distance, float score) {
-    return __fmaf_rn((float)distance, -slopes[head], score);
+// The score of positions `mine` and `p`, less by their distance.
+__device__ __forceinline__ float leaned(float slope, uint32_t mine, uint32_t p, float score) {
+    return __fmaf_rn(fabsf((float)((int)mine - (int)p)), -slope, score);
 }
 // The weight of a head's softmax with its sink, for the largest score that the weight goes by.
 __device__ __forceinline__ float with_sink(const Scores& s, uint32_t head, float largest, float weight) {

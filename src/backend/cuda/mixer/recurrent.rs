@@ -138,7 +138,6 @@ impl Jobs {
                 "layer {layer}: a delta net whose gates are sigmoids or come of a shorter vector is supported on a GPU only with steps of each channel; on a CPU it is"
             );
         }
-        let state = self.fixed.add(shape);
         let group = m.n_value_heads / m.n_key_heads;
         let steps: Vec<Linear> = match &m.steps {
             DeltaSteps::Apart { b, a } => vec![b.clone(), a.clone()],
@@ -163,33 +162,53 @@ impl Jobs {
             DeltaSteps::Channels { .. } => unreachable!("done above"),
         }
         parts.extend(&steps);
+        let channels = m.conv.channels() as u32;
+        let (values, heads) = (m.z.weight.rows() as u32, m.n_value_heads as u32);
+        let places = args::Recurrent {
+            gate_at: channels,
+            beta_at: channels + values,
+            step_at: channels + values + heads,
+            ..Default::default()
+        };
+        let input = self.fuse_pieces(&parts, &pieces)?;
+        self.delta_plan(m, shape, input, places, None)
+    }
+
+    /// What all delta nets have alike; `places` says where the numbers of a row of input are.
+    fn delta_plan(
+        &mut self,
+        m: &DeltaNet,
+        shape: FixedShape,
+        input: Matrix,
+        places: args::Recurrent,
+        channels: Option<Box<Channels>>,
+    ) -> Result<RecurrentPlan> {
+        let state = self.fixed.add(shape);
         let (keys, values) = (m.q.weight.rows() as u32, m.z.weight.rows() as u32);
         let norm = self.norm(&m.norm)?;
-        let recurrence = self.recurrence(&m.conv, state)?;
-        let channels = recurrence.channels;
-        let heads = m.n_value_heads as u32;
         let args = args::Recurrent {
             rate: self.tensor(Some(&m.decay))?,
             step_bias: self.tensor(Some(&m.dt_bias))?,
             norm: norm.weight,
             eps: norm.eps,
-            heads,
-            per_key: group as u32,
+            heads: m.n_value_heads as u32,
+            per_key: (m.n_value_heads / m.n_key_heads) as u32,
             tiled: u32::from(m.tiled),
             rows: m.value_dim as u32,
             cols: m.key_dim as u32,
             k_at: keys,
             v_at: 2 * keys,
-            gate_at: channels,
-            beta_at: channels + values,
-            step_at: channels + values + heads,
+            gate_at: places.gate_at,
+            beta_at: places.beta_at,
+            step_at: places.step_at,
             delta: 1,
             beta_scale: m.beta_scale,
             q_scale: (1.0 / (m.key_dim as f64).sqrt()) as f32,
-            ..recurrence
+            floor: m.decay_floor.unwrap_or(0.0),
+            ..self.recurrence(&m.conv, state)?
         };
         Ok(RecurrentPlan {
-            input: self.fuse_pieces(&parts, &pieces)?,
+            input,
             kind: Kind::Recurrence {
                 args: Box::new(args),
                 norm: args::GatedNorm {
@@ -197,11 +216,12 @@ impl Jobs {
                     len: values,
                     group: m.value_dim as u32,
                     same: 1,
+                    sigmoid: u32::from(m.sigmoid_gate),
                     eps: norm.eps,
                     ..Default::default()
                 },
                 in_step: InStep::Step,
-                channels: None,
+                channels,
             },
             len: values,
             state_bytes: shape.len() as u64 * 4,
@@ -245,10 +265,11 @@ impl Jobs {
         for (short, linear) in [(short, a), (&m.z_short, &m.z)] {
             numbers.push(match short {
                 Some(short) => {
-                    at += short.weight.rows() as u32;
+                    let (begin, len) = (at, short.weight.rows() as u32);
+                    at += len;
                     Numbers::Product {
-                        at: at - short.weight.rows() as u32,
-                        len: short.weight.rows() as u32,
+                        at: begin,
+                        len,
                         matrix: self.fuse(&[linear])?,
                     }
                 }
@@ -259,55 +280,19 @@ impl Jobs {
                 }
             });
         }
-        let beta_at = len(&parts) - first;
-        parts.push(b);
-        let state = self.fixed.add(shape);
-        let (keys, values) = (m.q.weight.rows() as u32, m.v.weight.rows() as u32);
-        let norm = self.norm(&m.norm)?;
-        let args = args::Recurrent {
-            rate: self.tensor(Some(&m.decay))?,
-            step_bias: self.tensor(Some(&m.dt_bias))?,
-            norm: norm.weight,
-            eps: norm.eps,
-            heads: m.n_value_heads as u32,
-            per_key: (m.n_value_heads / m.n_key_heads) as u32,
-            tiled: u32::from(m.tiled),
-            rows: m.value_dim as u32,
-            cols: m.key_dim as u32,
-            k_at: keys,
-            v_at: 2 * keys,
-            beta_at,
-            delta: 1,
-            beta_scale: m.beta_scale,
-            q_scale: (1.0 / (m.key_dim as f64).sqrt()) as f32,
-            floor: m.decay_floor.unwrap_or(0.0),
-            ..self.recurrence(&m.conv, state)?
+        let places = args::Recurrent {
+            beta_at: len(&parts) - first,
+            ..Default::default()
         };
+        parts.push(b);
         let [steps, gates] = numbers.try_into().expect("two were pushed");
-        Ok(RecurrentPlan {
-            input: self.fuse(&parts)?,
-            kind: Kind::Recurrence {
-                args: Box::new(args),
-                norm: args::GatedNorm {
-                    weight: norm.weight,
-                    len: values,
-                    group: m.value_dim as u32,
-                    same: 1,
-                    sigmoid: 1,
-                    eps: norm.eps,
-                    ..Default::default()
-                },
-                in_step: InStep::Step,
-                channels: Some(Box::new(Channels {
-                    first,
-                    steps,
-                    gates,
-                })),
-            },
-            len: values,
-            state_bytes: shape.len() as u64 * 4,
-            output: self.fuse(&[&m.output])?,
-        })
+        let channels = Channels {
+            first,
+            steps,
+            gates,
+        };
+        let input = self.fuse(&parts)?;
+        self.delta_plan(m, shape, input, places, Some(Box::new(channels)))
     }
 
     /// Lays out Mamba 2 of layer `layer`.
