@@ -182,15 +182,17 @@ test-driver: $(KERNELS)
 	export STAND_IN_KERNELS=$(DRIVER)/kernels; \
 	if STAND_IN_DEFECT=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) states::forks >/dev/null 2>&1; then \
 	    echo "a planted defect of the driver was not seen"; exit 1; fi; \
-	for filter in states:: files:: drafts:: heads::lives heads::texts heads::recurrent heads::batches heads::late heads::dropped heads::evict heads::placed heads::started heads::memory heads::refused \
+	for filter in parts_drafts::lives "drafts:: --skip parts_drafts::lives" states:: files:: heads::lives heads::texts heads::recurrent heads::batches heads::late heads::dropped heads::evict heads::placed heads::started heads::memory heads::refused \
         fused::states fused::lives fused::texts fused::hamlet fused::host_experts fused::batches fused::dropped fused::late fused::evict fused::started fused::memory fused::limits fused::handles fused::refused limits:: model::rewind model::queued model::out_of_memory model::memory model::batches \
 	        adapters::memory adapters::out_of_memory adapters::batches adapters::others adapters::drafts \
 	        adapters::kept parts::adapters_out_of_memory parts::life parts::out_of_memory embed::hamlet_packs embed::input embed::out_of_memory embed::limits \
 	        embed::evict embed::interrupt embed::together host_experts::life host_experts::states host_experts::together \
 	        host_experts::interrupt host_experts::limits host_experts::placed host_experts::out_of_memory variants::batches variants::forks variants::lives variants::refused; do \
-	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained --skip parts_drafts::recurrent; done; \
+	    page=; case $$filter in *drafts::* | states::) page=STAND_IN_PAGE=65536;; esac; \
+	    echo "LD_LIBRARY_PATH=$(DRIVER) $$page $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained --skip parts_drafts::recurrent"; \
+	done | sh tests/at_once; \
 	STAND_IN_CHUNKS=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) parts_drafts::chunks; \
-	export STAND_IN_DEVICES=2; \
+	export STAND_IN_DEVICES=2 STAND_IN_PAGE=65536; \
 	for peers in 0 1; do for filter in nccl:: "group:: --skip group::gpt2" ranks::life ranks::states ranks::memory ranks::threads \
 	    ranks_drafts::lives ranks_drafts::failures ranks_drafts::dropped \
 	    ranks_adapters::sessions ranks_adapters::memory; do \

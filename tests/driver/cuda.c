@@ -5,7 +5,8 @@
  * shared when it should not be, a row that a saved state lacks or a position that is wrong changes the tokens; an address
  * outside of what is allocated and mapped ends the process. The residual stream that a part of a network leaves is a hash of what its
  * layers have written, and what a part begins with counts in all that it writes. With STAND_IN_CHUNKS, what chunks of prompts leave so is
- * not what steps leave. All work is done at once, in the call that enqueues it. */
+ * not what steps leave. All work is done at once, in the call that enqueues it. Pages have STAND_IN_PAGE bytes, 2 MB as a GPU's unless it is
+ * set: most of the time of tests with many short sessions goes into filling theirs. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -20,7 +21,6 @@ typedef uint64_t u64;
 typedef uint32_t u32;
 #define OOM 2
 #define TOTAL (64ull << 30)
-#define PAGE (2ull << 20)
 
 static pthread_mutex_t mutex;
 __attribute__((constructor)) static void begin(void) {
@@ -765,6 +765,7 @@ R cuMemFree_v2(u64 a) { LOCKED; used -= host_bytes((void *)a); unmap_host((void 
 R cuMemHostAlloc(void **p, size_t n, u32 f) { (void)f; *p = map_host(n); return *p ? 0 : OOM; }
 R cuMemFreeHost(void *p) { unmap_host(p); return 0; }
 R cuMemHostGetDevicePointer_v2(u64 *a, void *p, u32 f) { (void)f; *a = (u64)p; return 0; }
+#define PAGE ((u64)number("STAND_IN_PAGE", 2 << 20))
 R cuMemGetAllocationGranularity(size_t *g, void *p, int o) { (void)p, (void)o; *g = PAGE; return 0; }
 R cuMemAddressReserve(u64 *a, size_t n, size_t al, u64 ad, u64 f) {
     unsigned char *m = mmap(NULL, n + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
