@@ -192,11 +192,12 @@ test-driver: $(KERNELS)
 	    echo "LD_LIBRARY_PATH=$(DRIVER) $$page $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained --skip parts_drafts::recurrent"; \
 	done | sh tests/at_once; \
 	STAND_IN_CHUNKS=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) parts_drafts::chunks; \
-	export STAND_IN_DEVICES=2 STAND_IN_PAGE=65536; \
+	export STAND_IN_DEVICES=2; \
 	for peers in 0 1; do for filter in nccl:: "group:: --skip group::gpt2" ranks::life ranks::states ranks::memory ranks::threads \
 	    ranks_drafts::lives ranks_drafts::failures ranks_drafts::dropped \
 	    ranks_adapters::sessions ranks_adapters::memory; do \
-	    STAND_IN_PEERS=$$peers LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/nccl $(CUDA_TESTS) $$filter; done; done; \
+	    page=65536; case $$filter in *memory) page=2097152;; esac; \
+	    STAND_IN_PAGE=$$page STAND_IN_PEERS=$$peers LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/nccl $(CUDA_TESTS) $$filter; done; done; \
 	missing() { EMBERLM_NCCL_MISSING="$$1" LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/$$2 $(CUDA_TESTS) nccl::missing; }; \
 	missing "of version 2.17, 2.18 is needed" nccl-DOLD; \
 	missing "has no function ncclCommAbort" nccl-DWITHOUT_ABORT; \
