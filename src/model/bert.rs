@@ -6,6 +6,7 @@ use super::decoder::{Decoder, bare_block};
 use super::experts::{Defaults, Mixture};
 use super::{
     Activation, Attention, Block, Encoder, FeedForward, Network, NormKind, RopePairing, Scoring,
+    slopes,
 };
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Value};
@@ -77,7 +78,7 @@ pub(super) fn nomic_bert_experts(file: &ModelFile) -> Result<Network> {
 
 pub(super) fn jina_bert_v2(file: &ModelFile) -> Result<Network> {
     let d = read(file, "jina-bert-v2")?;
-    let slopes = slopes(d.n_heads, 8.0);
+    let slopes = slopes::slopes(d.n_heads, 8.0);
     let attention = |i| {
         Ok(Attention {
             slopes: Some(Arc::clone(&slopes)),
@@ -90,16 +91,6 @@ pub(super) fn jina_bert_v2(file: &ModelFile) -> Result<Network> {
         true => d.gated(i, Activation::Gelu),
         false => d.gated_fused(i, Activation::Gelu),
     })
-}
-
-/// The slopes of so many heads: for a power of two `n`, `2^(-most h / n)` with `h` from 1 on, where `most` is 8 mostly; what is
-/// above the largest power of two gets every other one of those of twice as many heads.
-pub(super) fn slopes(n_heads: usize, most: f64) -> Arc<[f32]> {
-    let whole = 1usize << n_heads.ilog2();
-    let slope = |h: usize, of: usize| (-most * h as f64 / of as f64).exp2() as f32;
-    let first = (1..=whole).map(|h| slope(h, whole));
-    let others = (0..n_heads - whole).map(|i| slope(2 * i + 1, 2 * whole));
-    first.chain(others).collect()
 }
 
 pub(super) fn jina_bert_v3(file: &ModelFile) -> Result<Network> {

@@ -1,9 +1,8 @@
 //! `bloom` and `mpt`: decoders whose scores fall with the distance, with Layer norms and feed-forward parts without a gate. BLOOM has biases
 //! everywhere, and a norm of the embedding. MPT has neither, and may have learned positions instead.
 
-use super::bert::slopes;
 use super::decoder::Decoder;
-use super::{Activation, Network, NormKind};
+use super::{Activation, Network, NormKind, slopes};
 use crate::error::Result;
 use crate::format::ModelFile;
 
@@ -14,7 +13,7 @@ pub(super) fn bloom(file: &ModelFile) -> Result<Network> {
     for name in ["output_norm.bias", "token_embd_norm.bias"] {
         file.tensor(name)?;
     }
-    let slopes = slopes(d.n_heads, 8.0);
+    let slopes = slopes::slopes(d.n_heads, 8.0);
     let norm = d
         .source
         .norm("token_embd_norm", d.hidden, NormKind::Layer, d.eps)?;
@@ -30,13 +29,9 @@ pub(super) fn bloom(file: &ModelFile) -> Result<Network> {
 }
 
 pub(super) fn mpt(file: &ModelFile) -> Result<Network> {
-    const MOST: &str = "attention.max_alibi_bias";
     let d = Decoder::read(file, "mpt", NormKind::Layer)?;
-    // 0 stands for learned positions.
-    let slopes = match d.source.find::<f32>(MOST)? {
-        Some(0.0) => None,
-        _ => Some(slopes(d.n_heads, f64::from(d.source.positive(MOST)?))),
-    };
+    // Without slopes, positions are learned.
+    let slopes = slopes::read(&d)?;
     let network = d.network(|i| {
         let mut attention = d.attention(i, None)?;
         attention.slopes = slopes.clone();

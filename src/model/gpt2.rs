@@ -1,5 +1,5 @@
 //! `gpt2` and `starcoder`: GPT-2, and StarCoder, whose heads share one key and value. Learned positions,
-//! Layer norms and biases everywhere.
+//! Layer norms and biases everywhere. Some divide the scores of each layer by its number, from 1 on.
 
 use super::decoder::Decoder;
 use super::{Activation, Network, NormKind};
@@ -22,8 +22,12 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     let positions = d
         .source
         .matrix("position_embd.weight", d.hidden, d.context_length)?;
+    let by_layer = d.source.find::<bool>("attention.scale_by_inverse_layer")?;
     let network = d.network(|i| {
-        let attention = d.attention(i, None)?;
+        let mut attention = d.attention(i, None)?;
+        if by_layer == Some(true) {
+            attention.scale /= (i + 1) as f32;
+        }
         d.pre_norm_block(i, attention, d.plain(i, Activation::GeluTanh)?)
     })?;
     Ok(Network {

@@ -1,10 +1,9 @@
 //! `llama`: Llama 2 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM2 and others of their shape. `internlm2`, `xverse` and
 //! `baichuan` are the same without experts and windows.
 
-use super::bert::slopes;
 use super::decoder::{Decoder, Windows};
 use super::experts::{Mixture, softmax};
-use super::{Activation, Network, NormKind, RopePairing};
+use super::{Activation, Network, NormKind, RopePairing, slopes};
 use crate::error::Result;
 use crate::format::ModelFile;
 
@@ -40,7 +39,7 @@ pub(super) fn baichuan(file: &ModelFile) -> Result<Network> {
         return dense(&d);
     }
     d.refuse_experts()?;
-    let slopes = slopes(d.n_heads, 8.0);
+    let slopes = slopes::slopes(d.n_heads, 8.0);
     d.network(|i| {
         let mut attention = d.attention(i, None)?;
         attention.slopes = Some(slopes.clone());

@@ -68,6 +68,7 @@ mod readout;
 mod readouts;
 mod rope;
 mod seed_oss;
+mod slopes;
 mod smollm3;
 mod source;
 mod stablelm;

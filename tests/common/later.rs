@@ -159,6 +159,13 @@ pub fn bloom() -> Edited {
     model.file
 }
 
+/// Falcon RW, as a file.
+pub fn falcon_rw() -> Edited {
+    let mut file = falling("falcon").file;
+    file.set("falcon.attention.max_alibi_bias", 8f32);
+    file
+}
+
 /// MPT whose scores fall with the distance, as a file.
 pub fn mpt() -> Edited {
     let mut file = falling("mpt").file;

@@ -7,7 +7,7 @@ use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::open_family;
 use crate::common::later::{
-    add_post_norms, bloom, dbrx, flex_olmo, hyperclova, kimi_linear, lfm3, ling_3, mpt,
+    add_post_norms, bloom, dbrx, falcon_rw, flex_olmo, hyperclova, kimi_linear, lfm3, ling_3, mpt,
     muse_glimmer, olmo_hybrid, plain_step, step, vault_gemma,
 };
 use crate::common::reference_llama;
@@ -67,7 +67,7 @@ const fn windowed(
     }
 }
 
-const VARIANTS: [Variant; 21] = [
+const VARIANTS: [Variant; 22] = [
     variant("hyperclova", "hyperclovax", || hyperclova().file),
     variant("hyperclova_post_norms", "hyperclovax", || {
         let mut model = hyperclova();
@@ -81,6 +81,7 @@ const VARIANTS: [Variant; 21] = [
     windowed("limited_step", "step35", || step().file),
     windowed("muse_glimmer", "muse-glimmer", || muse_glimmer().file),
     variant("bloom", "bloom", bloom),
+    variant("falcon_rw", "falcon", falcon_rw),
     variant("mpt", "mpt", mpt),
     Variant {
         is_recurrent: true,

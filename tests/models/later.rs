@@ -3,8 +3,8 @@
 
 use crate::common::folder::{Folder, Stored};
 use crate::common::later::{
-    add_post_norms, dbrx, falling, flex_olmo, hyperclova, kimi_layers, kimi_linear, lfm3, ling_3,
-    mpt, muse_glimmer, norm_embeddings, olmo_hybrid, step, vault_gemma,
+    add_post_norms, dbrx, falcon_rw, falling, flex_olmo, hyperclova, kimi_layers, kimi_linear,
+    lfm3, ling_3, mpt, muse_glimmer, norm_embeddings, olmo_hybrid, step, vault_gemma,
 };
 use crate::common::variants::Both;
 use crate::variants::{agrees, agrees_over, network_of};
@@ -316,21 +316,9 @@ fn long_text_agrees(network: &Network) {
     agrees_over(&network, 300);
 }
 
-#[test]
-fn bloom_norms_embeddings_and_its_scores_fall_with_the_distance() {
-    let mut model = falling("bloom");
-    model.folder.config = serde_json::Map::new();
-    for (key, value) in [
-        ("architectures", json!(["BloomForCausalLM"])),
-        ("model_type", json!("bloom")),
-        ("n_embed", json!(48)),
-        ("vocab_size", json!(96)),
-        ("n_layer", json!(2)),
-        ("n_head", json!(3)),
-    ] {
-        model.folder.set(key, value);
-    }
-    // The folder has matrices the other way round, with queries, keys and values of each head together.
+/// Tensors of the file in a folder as BLOOM and Falcon have them: matrices the other way round, with queries, keys and values of each
+/// head together.
+fn store_heads_together(model: &mut Both) {
     let file = model.file.clone();
     model.folder.tensors.clear();
     for (name, tensor) in &file.tensors {
@@ -363,6 +351,23 @@ fn bloom_norms_embeddings_and_its_scores_fall_with_the_distance() {
             .tensors
             .insert(name, Stored { ty, shape, bytes });
     }
+}
+
+#[test]
+fn bloom_norms_embeddings_and_its_scores_fall_with_the_distance() {
+    let mut model = falling("bloom");
+    model.folder.config = serde_json::Map::new();
+    for (key, value) in [
+        ("architectures", json!(["BloomForCausalLM"])),
+        ("model_type", json!("bloom")),
+        ("n_embed", json!(48)),
+        ("vocab_size", json!(96)),
+        ("n_layer", json!(2)),
+        ("n_head", json!(3)),
+    ] {
+        model.folder.set(key, value);
+    }
+    store_heads_together(&mut model);
     norm_embeddings(&mut model);
     let network = model.check("bloom", true);
     // Of three heads: two of a power of two, and one between those of four.
@@ -378,6 +383,76 @@ fn bloom_norms_embeddings_and_its_scores_fall_with_the_distance() {
         "apply_residual_connection_post_layernorm",
         json!(true),
     );
+}
+
+#[test]
+fn falcon_rw_is_sequential_and_its_scores_fall_with_the_distance() {
+    let mut model = falling("falcon");
+    model.file = falcon_rw();
+    model.folder.config = serde_json::Map::new();
+    for (key, value) in [
+        ("architectures", json!(["FalconForCausalLM"])),
+        ("model_type", json!("falcon")),
+        ("alibi", json!(true)),
+        ("bias", json!(true)),
+        ("multi_query", json!(false)),
+        ("parallel_attn", json!(false)),
+        ("hidden_size", json!(48)),
+        ("vocab_size", json!(96)),
+        ("num_hidden_layers", json!(2)),
+        ("num_attention_heads", json!(3)),
+    ] {
+        model.folder.set(key, value);
+    }
+    store_heads_together(&mut model);
+    let network = model.check("falcon", true);
+    // Those of three heads, by the scale of the scores.
+    let expected = [-6.0f32, -10.0, -4.0].map(f32::exp2);
+    assert_eq!(slopes(&network), expected);
+    assert!(!network.blocks[0].parallel);
+    long_text_agrees(&network);
+
+    let mut rotary = model.folder.clone();
+    rotary.set("alibi", json!(false));
+    let rotary = network_of(&rotary);
+    assert!(
+        rotary.blocks[1]
+            .mixer
+            .as_attention()
+            .unwrap()
+            .slopes
+            .is_none()
+    );
+    agrees(&rotary);
+    refused(&model.folder, "new_decoder_architecture", json!(true));
+    let own = "transformer.h.1.post_attention_layernorm";
+    model.without("blk.1.ffn_norm.bias", &format!("{own}.bias"));
+    // Most files of sequential layers that lack the key are those of models with slopes.
+    let mut file = falcon_rw();
+    let key = "falcon.attention.max_alibi_bias";
+    file.metadata.remove(key).unwrap();
+    let e = Network::from_file(&file.open()).unwrap_err();
+    assert_eq!(e.status, Status::MissingKey, "{e}");
+    assert!(e.message.contains(key), "{e}");
+}
+
+#[test]
+fn gpt2_has_scales_of_scores_by_layer_or_none() {
+    let scales = |settings: &[&str]| {
+        let mut folder = Folder::family("gpt2");
+        for key in ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"] {
+            folder.set(key, json!(settings.contains(&key)));
+        }
+        let network = network_of(&folder);
+        agrees(&network);
+        let attention = network.blocks.iter().map(|b| b.mixer.as_attention());
+        attention.map(|a| a.unwrap().scale).collect::<Vec<_>>()
+    };
+    assert_eq!(scales(&["scale_attn_weights"]), [0.25, 0.25]);
+    assert_eq!(scales(&[]), [1.0, 1.0]);
+    let by_layer = "scale_attn_by_inverse_layer_idx";
+    assert_eq!(scales(&[by_layer]), [1.0, 0.5]);
+    assert_eq!(scales(&["scale_attn_weights", by_layer]), [0.25, 0.125]);
 }
 
 #[test]

@@ -446,10 +446,10 @@ fn configs_that_cannot_be() {
         ),
         (
             "gpt2",
-            "scale_attn_by_inverse_layer_idx",
+            "add_cross_attention",
             json!(true),
             Unsupported,
-            vec!["scale_attn_by_inverse_layer_idx"],
+            vec!["add_cross_attention"],
         ),
         (
             "smollm3",

@@ -385,6 +385,7 @@ pub(super) const FURTHER: &[Family] = &[
             ("input_layernorm", "attn_norm"),
             ("ln_mlp", "attn_norm"),
             ("ln_attn", "attn_norm_2"),
+            ("post_attention_layernorm", "ffn_norm"),
             ("self_attention.query_key_value", "attn_qkv"),
             ("self_attention.dense", "attn_output"),
             ("mlp.dense_h_to_4h", "ffn_up"),
@@ -428,7 +429,8 @@ pub(super) const FURTHER: &[Family] = &[
                 );
             }
             k.set("attention.head_count_kv", 1u64);
-            keys::gpt2(k)
+            k.refuse("add_cross_attention")?;
+            keys::unscaled(k)
         },
         ..LLAMA
     },
@@ -869,12 +871,21 @@ fn clipping(k: &mut Keys) -> Result<()> {
 }
 
 fn falcon(k: &mut Keys) -> Result<()> {
-    k.refuse("alibi")?;
-    if !k.config.flag("parallel_attn")? {
+    let (sequential, grouped) = (
+        !k.config.flag("parallel_attn")?,
+        k.config.flag("new_decoder_architecture")?,
+    );
+    if sequential && grouped {
         fail!(
             Unsupported,
-            "config.json: parallel_attn is false, which is not supported"
+            "config.json: parallel_attn is false and new_decoder_architecture is true, which is not supported"
         );
+    }
+    k.set("use_parallel_residual", !sequential);
+    match k.config.flag("alibi")? {
+        true => k.set("attention.max_alibi_bias", 8f32),
+        false if sequential => k.set("attention.max_alibi_bias", 0f32),
+        false => {}
     }
     if let Some(activation) = k.config.find_str("activation")?
         && activation != "gelu"

@@ -602,13 +602,17 @@ pub(super) fn phi3(k: &mut Keys) -> Result<()> {
 }
 
 pub(super) fn gpt2(k: &mut Keys) -> Result<()> {
-    k.refuse("scale_attn_by_inverse_layer_idx")?;
     k.refuse("add_cross_attention")?;
+    if k.config.flag("scale_attn_by_inverse_layer_idx")? {
+        k.set("attention.scale_by_inverse_layer", true);
+    }
+    unscaled(k)
+}
+
+/// Scores that are products of queries and keys as they are.
+pub(super) fn unscaled(k: &mut Keys) -> Result<()> {
     if k.config.find("scale_attn_weights") == Some(&false.into()) {
-        fail!(
-            Unsupported,
-            "config.json: scale_attn_weights is false, which is not supported"
-        );
+        k.set("attention.scale", 1f32);
     }
     Ok(())
 }
