@@ -336,6 +336,9 @@ check-calls:
 VALGRIND_RUN := $(VALGRIND) --quiet --fair-sched=try --error-exitcode=99 --leak-check=full \
                 --errors-for-leak-kinds=definite,indirect
 
+# The longest ones begin.
+VALGRIND_FIRST := $(addprefix $(C_OUT)/tests/,state sampling parts)
+
 valgrind: lib $(C_TESTS) $(C_OUT)/defects
 	@if ! command -v $(VALGRIND) >/dev/null 2>&1; then \
 	    echo "SKIPPED valgrind: $(VALGRIND) is not installed; not run under it:" \
@@ -348,7 +351,7 @@ valgrind: lib $(C_TESTS) $(C_OUT)/defects
 	        echo "valgrind on defect '$$defect': exit $$got, expected $$want"; exit 1; fi; \
 	    echo "valgrind on defect '$$defect': exit $$got, as it should"; \
 	done; \
-	for t in $(C_TESTS); do echo "EMBERLM_SLOW_MACHINE=1 $(VALGRIND_RUN) $$t $(MODEL)"; done | sh tests/at_once
+	for t in $(VALGRIND_FIRST) $(filter-out $(VALGRIND_FIRST),$(C_TESTS)); do echo "EMBERLM_SLOW_MACHINE=1 $(VALGRIND_RUN) $$t $(MODEL)"; done | sh tests/at_once
 
 $(C_OUT)/defects: tests/valgrind/defects.c
 	@mkdir -p $(@D)
