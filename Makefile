@@ -161,7 +161,8 @@ test-rust: $(KERNELS)
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
 # for the real one, and a library that stands in for NCCL. They compute no products, so tests of what a model chooses are left out. The driver
-# knows the kernels of kernels/ by name, so that one that the host asks for and that is not there fails. First the proofs that planted defects
+# knows the kernels of kernels/ by name, so that one that the host asks for and that is not there fails. Its pages are a GPU's where tests
+# measure memory, and small ones in those that make many sessions. First the proofs that planted defects
 # are seen. What a rank of another process chooses comes of a hash of that rank's own heads here, so ranks with several numbers of heads
 # (group::gpt2) are left out. Last, two GPUs that cannot reach each other's memory, and those that can, and NCCL that is too old, lacks a function or is not there.
 DRIVER := $(C_OUT)/driver
@@ -188,8 +189,8 @@ test-driver: $(KERNELS)
 	        adapters::kept parts::adapters_out_of_memory parts::life parts::out_of_memory embed::hamlet_packs embed::input embed::out_of_memory embed::limits \
 	        embed::evict embed::interrupt embed::together host_experts::life host_experts::states host_experts::together \
 	        host_experts::interrupt host_experts::limits host_experts::placed host_experts::out_of_memory variants::batches variants::forks variants::lives variants::refused; do \
-	    page=; case $$filter in *drafts::* | states::) page=STAND_IN_PAGE=65536;; esac; \
-	    echo "LD_LIBRARY_PATH=$(DRIVER) $$page $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained --skip parts_drafts::recurrent"; \
+	    page=2097152; case $$filter in *drafts::* | states::) page=65536;; esac; \
+	    echo "STAND_IN_PAGE=$$page LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained --skip parts_drafts::recurrent"; \
 	done | sh tests/at_once; \
 	STAND_IN_CHUNKS=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) parts_drafts::chunks; \
 	export STAND_IN_DEVICES=2; \
