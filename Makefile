@@ -13,7 +13,7 @@ PROMPT     ?=
 ARGS       ?=
 FUZZ       ?= gguf
 
-# Pinned, because another version words the header differently.
+# Pinned, because another version words the header differently. Both are built without optimization, which takes longer than what they do.
 CBINDGEN_VERSION   := 0.29.4
 CARGO_FUZZ_VERSION := 0.13.2
 
@@ -420,11 +420,11 @@ test-macos: $(TARGET_DIR)/zig/ziglang
 	ZIG="$(ZIG)" bash packaging/test-macos $(DIST)/macos $(DIST)/macos/declared
 
 $(CARGO_FUZZ):
-	$(CARGO) install cargo-fuzz --version =$(CARGO_FUZZ_VERSION) --locked \
+	$(CARGO) install --debug cargo-fuzz --version =$(CARGO_FUZZ_VERSION) --locked \
 	    --root $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
 $(CBINDGEN):
-	$(CARGO) install cbindgen --version =$(CBINDGEN_VERSION) --locked \
+	$(CARGO) install --debug cbindgen --version =$(CBINDGEN_VERSION) --locked \
 	    --root $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)
 
 # cbindgen can write the variants of an enum in capitals, but cannot put EMBER_ in front of them.
