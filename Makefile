@@ -101,6 +101,7 @@ help:
 	@echo "make test-sanitizers C tests and random calls with AddressSanitizer and ThreadSanitizer"
 	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
+	@echo "make check-kernels   the GPU kernels compile for architectures that this build has no code for"
 	@echo "make check-platforms the library compiles for Windows, macOS and Android"
 	@echo "make test-windows    C tests and examples with the library for Windows, in Wine"
 	@echo "make test-macos      archives for macOS: their exports, what they need, programs that link with them; nothing runs"
@@ -204,8 +205,9 @@ test-driver: $(KERNELS)
 	missing "has no function ncclCommAbort" nccl-DWITHOUT_ABORT; \
 	missing "could not be opened" none
 
-# Kernels run on the CPU, under schedules that no GPU would choose.
-EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \
+# Kernels run on the CPU, under schedules that no GPU would choose. To compile them takes longer than to
+# run them, so they are optimized little.
+EMULATION_FLAGS := -O1 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \
                    -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
 EMULATIONS := $(addprefix $(C_OUT)/emulation/,product batch adapters long experts drafts fusion heads own recurrent selective streams texts)
 
@@ -312,12 +314,13 @@ test-calls:
 	@echo "SKIPPED $@: it needs glibc"
 endif
 
-# The C tests and $(SANITIZER_CALLS) random calls with AddressSanitizer and ThreadSanitizer in library and tests.
+# The C tests and $(SANITIZER_CALLS) random calls with AddressSanitizer and ThreadSanitizer in library and tests, or one of them.
 SANITIZER_CALLS ?= 10000
+SANITIZERS      ?= address thread
 .PHONY: test-sanitizers
 ifeq ($(shell uname -sm),Linux x86_64)
 test-sanitizers:
-	@for s in address thread; do \
+	@for s in $(SANITIZERS); do \
 	    echo "bash tests/sanitizers/run $(abspath $(TARGET_DIR))/sanitizers $(MODEL) $(SANITIZER_CALLS) $$s"; done | sh tests/at_once
 else
 test-sanitizers:
@@ -501,6 +504,11 @@ NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==1
 nvcc:
 	python3 -m pip install --quiet --no-deps --target target/nvcc $(NVCC_WHEELS)
 	chmod +x target/nvcc/nvidia/cu13/bin/* target/nvcc/nvidia/cu13/nvvm/bin/*
+
+# The kernels' sources have a part for each of these.
+.PHONY: check-kernels
+check-kernels: $(KERNELS)
+	bash build/check_kernels $(or $(NVCC_FOUND),target/nvcc/nvidia/cu13/bin/nvcc) $(abspath $(TARGET_DIR))/ptx 75 80
 
 # The sanitizers are in every compiler, but behind a switch that only nightly ones have by default. A run begins with the inputs of
 # fuzz/seeds, which are committed, and those of fuzz/corpus, where it keeps what it finds.
