@@ -138,7 +138,13 @@ fn layer_and_part(name: &str) -> Option<(u64, &str)> {
 
 /// Whether a tensor is a matrix that is multiplied with, and not small.
 fn is_matrix(name: &str, tensor: &Tensor) -> bool {
-    let precise = ["norm", "ffn_gate_inp", "position_embd", "rope_f"];
+    let precise = [
+        "norm",
+        "ffn_gate_inp",
+        "position_embd",
+        "rope_f",
+        "attn_rel_b",
+    ];
     name.ends_with(".weight")
         && tensor.dims.len() > 1
         && !precise.iter().any(|part| name.contains(part))

@@ -1,4 +1,4 @@
-//! Encoders: `bert` (also DistilBERT, RoBERTa, XLM-RoBERTa), `nomic-bert`, `nomic-bert-moe`, `jina-bert-v2` and
+//! Encoders: `bert` (also DistilBERT, RoBERTa, XLM-RoBERTa), `mpnet`, `nomic-bert`, `nomic-bert-moe`, `jina-bert-v2` and
 //! `jina-bert-v3`, whose blocks norm the residual stream itself, and `modern-bert` and `eurobert`, whose
 //! blocks have their norms before the parts.
 
@@ -6,7 +6,7 @@ use super::decoder::{Decoder, bare_block};
 use super::experts::{Defaults, Mixture};
 use super::{
     Activation, Attention, Block, Encoder, FeedForward, Network, NormKind, RopePairing, Scoring,
-    slopes,
+    distances, slopes,
 };
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Value};
@@ -28,6 +28,27 @@ pub(super) fn bert(file: &ModelFile) -> Result<Network> {
         |i| d.attention(i, None),
         |i| d.plain(i, Activation::Gelu),
     )?;
+    Ok(Network {
+        positions: Some(positions),
+        ..network
+    })
+}
+
+/// Learned positions, and numbers that the scores of all layers get by the distance.
+pub(super) fn mpnet(file: &ModelFile) -> Result<Network> {
+    let d = read(file, "mpnet")?;
+    let positions = d
+        .source
+        .matrix("position_embd.weight", d.hidden, d.context_length)?;
+    let buckets = distances::buckets(&d.source)?;
+    let distances = distances::read(&d, "attn_rel_b.weight", &buckets)?;
+    let attention = |i| {
+        Ok(Attention {
+            distances: Some(distances.clone()),
+            ..d.attention(i, None)?
+        })
+    };
+    let network = post_normed(&d, attention, |i| d.plain(i, Activation::Gelu))?;
     Ok(Network {
         positions: Some(positions),
         ..network

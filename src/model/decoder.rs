@@ -270,7 +270,7 @@ impl<'a> Decoder<'a> {
     pub(super) fn require(&self, parts: &[&str]) -> Result<()> {
         for layer in 0..self.n_layers {
             for part in parts {
-                self.source.file.tensor(&format!("blk.{layer}.{part}"))?;
+                self.source.file.tensor(&self.source.part(layer, part))?;
             }
         }
         Ok(())
@@ -280,14 +280,14 @@ impl<'a> Decoder<'a> {
     fn check_biases(&self) -> Result<()> {
         let tensors = &self.source.file.tensors;
         let layer_and_part = |name: &str| {
-            let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+            let (layer, part) = name.strip_prefix(self.source.layers())?.split_once('.')?;
             let part = part.strip_suffix(".bias")?;
             (layer.parse::<usize>().ok()? < self.n_layers).then(|| part.to_owned())
         };
         let parts: BTreeSet<_> = tensors.keys().filter_map(|n| layer_and_part(n)).collect();
         for part in parts {
             for layer in 0..self.n_layers {
-                let name = format!("blk.{layer}.{part}.");
+                let name = self.source.part(layer, &format!("{part}."));
                 let has = |end: &str| tensors.contains_key(format!("{name}{end}").as_str());
                 if has("weight") && !has("bias") {
                     fail!(
@@ -308,7 +308,7 @@ impl<'a> Decoder<'a> {
     /// Gives each head of queries and keys a Layer norm with weights of its own.
     pub(super) fn norm_each_head(&self, layer: usize, attention: &mut Attention) -> Result<()> {
         let norm = |part: &str, n_heads: usize| -> Result<Option<Norm>> {
-            let weight = format!("blk.{layer}.{part}.weight");
+            let weight = format!("{}.weight", self.source.part(layer, part));
             Ok(Some(Norm {
                 kind: NormKind::Layer,
                 weight: self
@@ -326,7 +326,7 @@ impl<'a> Decoder<'a> {
 
     /// A norm over `len` elements.
     pub(super) fn norm_of(&self, layer: usize, part: &str, len: usize) -> Result<Option<Norm>> {
-        let name = format!("blk.{layer}.{part}");
+        let name = self.source.part(layer, part);
         self.source.norm(&name, len, self.norm, self.eps).map(Some)
     }
 
@@ -429,7 +429,7 @@ impl<'a> Decoder<'a> {
     /// The matrices of queries, keys and values, of so many rows each: apart, or one below the other in `attn_qkv`.
     pub(super) fn qkv(&self, layer: usize, lens: [usize; 3]) -> Result<[Linear; 3]> {
         let (source, hidden) = (&self.source, self.hidden);
-        let name = |part: &str| format!("blk.{layer}.{part}");
+        let name = |part: &str| self.source.part(layer, part);
         let fused = name("attn_qkv");
         let parts = [name("attn_q"), name("attn_k"), name("attn_v")];
         if self.fused_qkv(layer) {
@@ -451,7 +451,7 @@ impl<'a> Decoder<'a> {
 
     /// Whether a layer has queries, keys and values in one matrix.
     pub(super) fn fused_qkv(&self, layer: usize) -> bool {
-        self.source.has(&format!("blk.{layer}.attn_qkv"))
+        self.source.has(&self.source.part(layer, "attn_qkv"))
     }
 
     /// Attention with these matrices, without what only some families have.
@@ -472,7 +472,7 @@ impl<'a> Decoder<'a> {
         [q, k, v]: [Linear; 3],
         rope: Option<&Rope>,
     ) -> Result<Attention> {
-        let output = format!("blk.{layer}.attn_output");
+        let output = self.source.part(layer, "attn_output");
         let values = n_heads * self.value_dim;
         Ok(Attention {
             n_heads,
@@ -504,6 +504,7 @@ impl<'a> Decoder<'a> {
             sinks: None,
             causal: self.causal,
             slopes: None,
+            distances: None,
         })
     }
 
@@ -526,7 +527,7 @@ impl<'a> Decoder<'a> {
     pub(super) fn has_part(&self, part: &str) -> bool {
         let mut layers = 0..self.n_layers;
         let tensors = &self.source.file.tensors;
-        layers.any(|layer| tensors.contains_key(format!("blk.{layer}.{part}").as_str()))
+        layers.any(|layer| tensors.contains_key(self.source.part(layer, part).as_str()))
     }
 
     /// Leaves out the layers at the end that guess further tokens ahead.
@@ -566,7 +567,7 @@ impl<'a> Decoder<'a> {
     /// Gate, up and down.
     pub(super) fn gated(&self, layer: usize, activation: Activation) -> Result<FeedForward> {
         let (source, hidden, n_ff) = (&self.source, self.hidden, self.n_ff()?);
-        let name = |part: &str| format!("blk.{layer}.{part}");
+        let name = |part: &str| self.source.part(layer, part);
         Ok(FeedForward::Dense(Box::new(Mlp {
             gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
             up: source.linear(&name("ffn_up"), hidden, n_ff)?,
@@ -579,7 +580,7 @@ impl<'a> Decoder<'a> {
     /// Gate and up one below the other in `ffn_up`, and down.
     pub(super) fn gated_fused(&self, layer: usize, activation: Activation) -> Result<FeedForward> {
         let (source, hidden, n_ff) = (&self.source, self.hidden, self.n_ff()?);
-        let name = |part: &str| format!("blk.{layer}.{part}");
+        let name = |part: &str| self.source.part(layer, part);
         source.product("feed_forward_length", n_ff, 2)?;
         let [gate, up] = source.fused(&name("ffn_up"), hidden, [n_ff; 2], None)?;
         Ok(FeedForward::Dense(Box::new(Mlp {
@@ -604,7 +605,7 @@ impl<'a> Decoder<'a> {
         activation: Activation,
     ) -> Result<FeedForward> {
         let (source, hidden) = (&self.source, self.hidden);
-        let name = |part: &str| format!("blk.{layer}.{part}");
+        let name = |part: &str| self.source.part(layer, part);
         Ok(FeedForward::Dense(Box::new(Mlp {
             gate: None,
             up: source.linear(&name("ffn_up"), hidden, n_ff)?,

@@ -263,6 +263,7 @@ impl Layers {
             sinks: None,
             causal: true,
             slopes: None,
+            distances: None,
         })
     }
 }

@@ -14,6 +14,7 @@ mod cohere2;
 mod dbrx;
 mod decoder;
 mod deepseek2;
+mod distances;
 mod eagle3;
 mod ernie4_5;
 mod exaone;
@@ -74,17 +75,18 @@ mod source;
 mod stablelm;
 mod starcoder2;
 mod step35;
+mod t5;
 mod unused;
 
 pub use adapter::{
     Adaptable, Adapter, AdapterSet, AdapterUse, Floats, LowRank, adaptable_cuts, adaptable_linears,
 };
 pub use network::{
-    Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, ExpertGroups,
-    Experts, FeedForward, FixedShape, KvShape, LatentAttention, LatentExperts, LayerInput,
-    LayerStreams, Linear, LongRope, MAX_STREAMS, Mamba1, Mamba2, Mixer, MixerState, Mlp, Network,
-    Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert, ShortConv,
-    SideBySide, Streams, Temperature,
+    Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, Distances,
+    ExpertGroups, Experts, FeedForward, FixedShape, KvShape, LatentAttention, LatentExperts,
+    LayerInput, LayerStreams, Linear, LongRope, MAX_STREAMS, Mamba1, Mamba2, Mixer, MixerState,
+    Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert,
+    ShortConv, SideBySide, Streams, Temperature,
 };
 
 pub use part::Surroundings;
@@ -167,6 +169,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("mistral3", mistral3::describe),
     ("modern-bert", bert::modern_bert),
     ("mistral4", deepseek2::mistral4),
+    ("mpnet", bert::mpnet),
     ("mpt", bloom::mpt),
     ("muse-glimmer", muse_glimmer::describe),
     ("nanochat", nanochat::describe),
@@ -200,6 +203,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("starcoder", gpt2::starcoder),
     ("starcoder2", starcoder2::describe),
     ("step35", step35::describe),
+    ("t5encoder", t5::encoder),
     ("vaultgemma", gemma::vault),
     ("xverse", llama::xverse),
 ];

@@ -6,6 +6,7 @@ use super::rank::Cuts;
 use super::readout::{Encoder, Readout};
 use crate::error::{Result, try_vec};
 use crate::format::Tensor;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A whole network: a decoder, or an encoder of texts.
@@ -456,7 +457,10 @@ impl Mixer {
     /// Its vectors that are neither norms nor biases of matrices, and its convolution.
     pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let (conv, others) = match self {
-            Mixer::Attention(a) => (None, [a.sinks.as_ref(), None, None, None]),
+            Mixer::Attention(a) => {
+                let distances = a.distances.as_ref().map(|d| &d.weight);
+                (None, [a.sinks.as_ref(), distances, None, None])
+            }
             Mixer::Latent(_) | Mixer::Elsewhere => (None, [None; 4]),
             Mixer::ShortConv(m) => (Some(&m.conv), [None; 4]),
             Mixer::DeltaNet(m) => (
@@ -946,6 +950,27 @@ pub struct Attention {
     /// A slope per query head: the score of two positions is less by their distance times that (ALiBi,
     /// arXiv:2108.12409).
     pub slopes: Option<Arc<[f32]>>,
+    /// What the scores get by the distance of the two positions. Not with `slopes`.
+    pub distances: Option<Distances>,
+}
+
+/// What is added to scaled scores by how far a key is from the query (relative position bias of T5, arXiv:1910.10683).
+#[derive(Clone, Debug)]
+pub struct Distances {
+    /// A number per head in each row; a row for each bucket. Not quantized.
+    pub weight: Tensor,
+    /// The heads in the rows that this layer has.
+    pub heads: Range<usize>,
+    /// The bucket of each distance: of keys that many positions before the query to as many behind it. Those that are farther away
+    /// are as those at the ends.
+    pub buckets: Arc<[u16]>,
+}
+
+impl Distances {
+    /// The largest distance that has a bucket of its own.
+    pub fn reach(&self) -> usize {
+        self.buckets.len() / 2
+    }
 }
 
 /// A factor on the queries of position `p`: `1 + scale * ln(1 + floor((p + offset) / length))`.
@@ -1181,6 +1206,8 @@ pub enum Activation {
         /// Of both factors. Finite and positive.
         limit: f32,
     },
+    /// `max(x, 0)`.
+    Relu,
     /// `max(x, 0)^2`.
     ReluSquared,
     /// xIELU (arXiv:2411.13010) with its usual beta: `alpha_p * x^2 + x / 2` above 0, and

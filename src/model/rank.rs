@@ -189,6 +189,9 @@ fn attention_share(attention: &mut Attention, cutter: &mut Cutter) -> Share<()> 
     attention.sinks = sinks.map(|sinks| sinks.elements(heads.clone()));
     let slopes = attention.slopes.as_ref();
     attention.slopes = slopes.map(|slopes| Arc::from(&slopes[heads.clone()]));
+    if let Some(distances) = &mut attention.distances {
+        distances.heads = distances.heads.start + heads.start..distances.heads.start + heads.end;
+    }
     attention.n_heads = heads.len();
     attention.n_kv_heads = kv_heads.len();
     Ok(())

@@ -24,6 +24,19 @@ impl<'a> Source<'a> {
         self.architecture
     }
 
+    /// What the number of a layer follows in names of tensors.
+    pub(super) fn layers(&self) -> &'static str {
+        match self.architecture {
+            "t5encoder" => "enc.blk.",
+            _ => "blk.",
+        }
+    }
+
+    /// The name of a part of a layer, without what follows the last dot.
+    pub(super) fn part(&self, layer: usize, part: &str) -> String {
+        format!("{}{layer}.{part}", self.layers())
+    }
+
     /// The full key, for example `llama.block_count`.
     pub(super) fn key(&self, suffix: &str) -> String {
         format!("{}.{suffix}", self.architecture)

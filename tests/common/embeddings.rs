@@ -20,6 +20,8 @@ pub const ENCODERS: [&str; 11] = [
     "nomic_moe",
     "xlm_roberta_scores",
 ];
+/// Those that run on CPUs alone.
+pub const ON_CPUS: [&str; 3] = ["mpnet", "t5", "umt5"];
 pub const DECODERS: [&str; 3] = ["gemma2", "mistral", "qwen3"];
 
 /// A text of the data, and what transformers makes of it.

@@ -661,6 +661,7 @@ pub fn activated(activation: Activation, x: f64) -> f64 {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             x * (1.0 + u.tanh()) / 2.0
         }
+        Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Xielu { alpha_p, alpha_n } => {
             let (alpha_p, alpha_n) = (f64::from(alpha_p), f64::from(alpha_n));

@@ -8,12 +8,12 @@
 use crate::common::adapters::{random_adapter, scaled};
 use crate::common::edit::Edited;
 use crate::common::embeddings::{
-    DECODERS, DOCUMENTS, ENCODERS, Expected, QUERY, bits, embedder, paths, pooled, run, scores,
-    vectors,
+    DECODERS, DOCUMENTS, ENCODERS, Expected, ON_CPUS, QUERY, bits, embedder, paths, pooled, run,
+    scores, vectors,
 };
 use crate::common::states::session;
 use crate::common::{TempDir, repository_file};
-use crate::gpu::{Tests, context, load_on};
+use crate::gpu::{Tests, context, load_on, nth};
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::embedder::{Embedder, EmbedderOptions};
 use emberlm::engine::{Model, Session, SessionOptions, WantedAdapter};
@@ -410,6 +410,14 @@ fn what_a_gpu_cannot_take_is_named() {
         ..vectors(Pooling::Mean, true)
     };
     refused(&load(&path), many, "65536 tokens");
+    for name in ON_CPUS {
+        let options = LoadOptions::default();
+        let path = &paths(name)[0];
+        let e = Model::load(path, nth(DeviceKind::Cuda, 0), &options, &mut |_| Ok(())).err();
+        let e = e.unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(e.status, Status::Unsupported, "{name}: {e}");
+        assert!(e.message.contains("by the distance"), "{name}: {e}");
+    }
     for name in ENCODERS {
         let model = load(&paths(name)[0]);
         let e = Session::create(model.clone(), &SessionOptions::default())

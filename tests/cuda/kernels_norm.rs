@@ -60,6 +60,7 @@ fn activated(activation: Activation, x: f64, up: Option<f64>) -> f64 {
                 .sum();
             x * (0.5 + sum * step / 3.0)
         }
+        Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Xielu { alpha_p, alpha_n } => {
             let (alpha_p, alpha_n) = (f64::from(alpha_p), f64::from(alpha_n));
@@ -204,8 +205,8 @@ fn quantize_input_is_right() {
                 } as u32,
                 inverse_len: 1.0 / len as f32,
                 activation: match way {
-                    Way::Activation { activation, .. } => plan::activation(activation),
-                    Way::NormOfGated => plan::activation(Activation::ReluSquared),
+                    Way::Activation { activation, .. } => plan::activation(activation).unwrap(),
+                    Way::NormOfGated => plan::activation(Activation::ReluSquared).unwrap(),
                     _ => args::Activation::default(),
                 },
             };

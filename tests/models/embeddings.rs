@@ -3,8 +3,8 @@
 
 use crate::common::edit::{Edited, EditedTensor};
 pub use crate::common::embeddings::{
-    DECODERS, DOCUMENTS, ENCODERS, Expected, QUERY, Text, bits, embedder, paths, pooled, run,
-    scores, vectors,
+    DECODERS, DOCUMENTS, ENCODERS, Expected, ON_CPUS, QUERY, Text, bits, embedder, paths, pooled,
+    run, scores, vectors,
 };
 use crate::common::families::open;
 use crate::common::folder::{Folder, Stored};
@@ -71,7 +71,7 @@ pub fn agrees(
 
 #[test]
 fn every_model_agrees_with_transformers() {
-    for name in ENCODERS.into_iter().chain(DECODERS) {
+    for name in ENCODERS.into_iter().chain(ON_CPUS).chain(DECODERS) {
         let expected = Expected::read(name);
         let texts = expected.all();
         for path in paths(name) {
@@ -91,6 +91,7 @@ fn neighbours_threads_and_batches_do_not_change_a_bit() {
         "eurobert",
         "jina_v2",
         "nomic_moe",
+        "t5",
         "gemma2",
     ] {
         let expected = Expected::read(name);
@@ -185,7 +186,7 @@ fn what_files_say_is_the_default() {
 
 #[test]
 fn encoders_have_no_sessions() {
-    for name in ENCODERS {
+    for name in ENCODERS.into_iter().chain(ON_CPUS) {
         let model = load(&paths(name)[1], 1);
         let e = Session::create(model, &SessionOptions::default())
             .err()
@@ -328,7 +329,7 @@ fn the_bias_of_a_sum_of_experts_may_be_missing() {
 
 #[test]
 fn what_is_wrong_with_an_encoder_is_named() {
-    for name in ["eurobert", "jina_v2", "nomic_moe"] {
+    for name in ["eurobert", "jina_v2", "mpnet", "nomic_moe", "t5"] {
         let whole = Edited::of(&ModelFile::open(&paths(name)[0]).unwrap());
         let refused = |edited: &Edited, status: Status, named: &str| {
             let file = ModelFile::from_bytes(&edited.bytes()).unwrap();
@@ -361,11 +362,11 @@ fn what_is_wrong_with_an_encoder_is_named() {
             }
         }
         let mut edited = whole.clone();
-        let norm = whole.tensors["blk.0.ffn_up.weight"].clone();
-        edited
-            .tensors
-            .insert("blk.0.attn_norm_2.weight".into(), norm);
-        refused(&edited, Status::Unsupported, "blk.0.attn_norm_2.weight");
+        let is_up = |t: &(&String, &EditedTensor)| t.0.ends_with("blk.0.ffn_up.weight");
+        let (_, up) = whole.tensors.iter().find(is_up).unwrap();
+        let further = "blk.0.attn_norm_2.weight";
+        edited.tensors.insert(further.into(), up.clone());
+        refused(&edited, Status::Unsupported, further);
     }
     let moe = Edited::of(&ModelFile::open(&paths("nomic_moe")[0]).unwrap());
     for (key, value, status) in [
@@ -434,6 +435,33 @@ fn what_is_wrong_with_the_folder_of_an_encoder_is_named() {
         ("eurobert", "num_key_value_heads", 2.into(), InvalidModel),
         ("distilbert", "activation", "relu".into(), Unsupported),
         ("distilbert", "n_layers", 0.into(), InvalidModel),
+        ("mpnet", "hidden_act", "relu".into(), Unsupported),
+        (
+            "mpnet",
+            "relative_attention_num_buckets",
+            16.into(),
+            InvalidModel,
+        ),
+        ("mpnet", "is_decoder", true.into(), Unsupported),
+        ("t5", "feed_forward_proj", "gated-silu".into(), Unsupported),
+        (
+            "t5",
+            "relative_attention_num_buckets",
+            3.into(),
+            InvalidModel,
+        ),
+        (
+            "t5",
+            "relative_attention_max_distance",
+            3.into(),
+            InvalidModel,
+        ),
+        (
+            "t5",
+            "architectures",
+            ["T5ForConditionalGeneration"].into(),
+            InvalidModel,
+        ),
     ] {
         let mut folder = Folder::encoder(name);
         // Of a plain BERT, the class is at fault.

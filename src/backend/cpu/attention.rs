@@ -7,8 +7,8 @@
 //! # Canonical arithmetic
 //! For a row, and each segment of [`SEGMENT`] positions that it sees some of:
 //! - score of a position: `fma` over the elements in ascending order, from 0, of the query (already
-//!   times the scale); with a slope `s` and a distance `d`, `fma(d, -s, score)`; with a cap `c`,
-//!   `c * tanh(score * (1 / c))`;
+//!   times the scale); with a slope `s` and a distance `d`, `fma(d, -s, score)`; with numbers per distance,
+//!   that of the distance added; with a cap `c`, `c * tanh(score * (1 / c))`;
 //! - `m`: the largest score; `p = exp(score - m)`, 0 for positions that the row does not see;
 //! - `l`: the sum of `p` in 16 lanes (position modulo 16, ascending), then [`Lanes::sum`];
 //! - `o`: for each element, `fma(p, value, o)` over the positions in ascending order, from 0.
@@ -154,6 +154,28 @@ unsafe fn lean_scores<L: Lanes>(
             let ahead = steps.add(L::splat((t * LANES) as f32 - position));
             let distance = ahead.max(L::splat(0.0).sub(ahead));
             distance.fma(slope, L::load(at)).store(at);
+        }
+    }
+}
+
+/// Adds to the scores of some tiles what `added` has for their distances from `position`.
+#[inline(always)]
+unsafe fn shift_scores<L: Lanes>(
+    scores: *mut f32,
+    tiles: Range<usize>,
+    (added, position): (&[f32], isize),
+) {
+    let (middle, last) = (
+        added.len() as isize / 2,
+        added.len() as isize - LANES as isize,
+    );
+    // SAFETY: `scores` holds the tiles, and a tile's worth of numbers begins at or before `last`.
+    unsafe {
+        for t in tiles {
+            let at = scores.add(t * LANES);
+            let first = (middle + (t * LANES) as isize - position).clamp(0, last);
+            let added = L::load(added.as_ptr().offset(first));
+            L::load(at).add(added).store(at);
         }
     }
 }
@@ -337,6 +359,9 @@ unsafe fn segment_generic<L: Lanes, E: Element>(
             let seen = rows.seen(r, segment);
             if let Some(slope) = rows.slope(r, segment) {
                 lean_scores::<L>(score.add(r * SEGMENT), tiles.clone(), slope);
+            }
+            if let Some(distances) = rows.distances(r, segment) {
+                shift_scores::<L>(score.add(r * SEGMENT), tiles.clone(), distances);
             }
             if let Some(cap) = rows.scores.cap {
                 cap_scores::<L>(score.add(r * SEGMENT), tiles.clone(), cap);

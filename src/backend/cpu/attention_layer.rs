@@ -6,19 +6,20 @@
 use super::attention::{attend, attend_segment, join_segments, partial_len};
 use super::elementwise::{add_bias, mul_sigmoid, rotate};
 use super::kv::{Element, Half, Head, KvCache, SEGMENT, put};
-use super::layer::{NormWeights, Product, find_floats, product, table_len, union};
+use super::layer::{NormWeights, Product, find_floats, floats, product, table_len, union};
 use super::matmul::Isa;
 use super::pass::{Pass, Places, Post, Rows as Row, Tokens};
 use super::pool::Work;
 use super::profile::{attention_bytes, product_bytes};
 use super::recurrence::{sigmoid, softplus};
-use super::rows::{ROWS, Rows, Scores, tokens_per_block};
+use super::rows::{DistanceTable, ROWS, Rows, Scores, tokens_per_block};
+use super::simd::LANES;
 use super::texts::{TextBlock, Texts};
 use super::token::Buffers;
 use super::weights::ThreadSpace;
 use crate::backend::{KvType, Work as Kind};
 use crate::error::{Result, fail, try_vec};
-use crate::model::{Attention, Norm, Rope, RopePairing, Temperature};
+use crate::model::{Attention, Distances, Norm, Rope, RopePairing, Temperature};
 use std::ops::Range;
 
 /// Nanoseconds of a head's attention from which on it is split by segments.
@@ -52,6 +53,8 @@ pub(super) struct AttentionLayer {
     score_cap: Option<f32>,
     sinks: Option<Vec<f32>>,
     slopes: Option<Vec<f32>>,
+    /// As [`DistanceTable::added`], and its reach.
+    distances: Option<(Vec<f32>, usize)>,
     gate: Option<Gate>,
     /// Gates whose rows are apart from those of the queries.
     gate_apart: Option<Product>,
@@ -179,6 +182,10 @@ impl AttentionLayer {
                 Some(slopes) => Some(copied(slopes)?),
                 None => None,
             },
+            distances: match &a.distances {
+                Some(distances) => Some((distance_table(distances)?, distances.reach())),
+                None => None,
+            },
             gate,
             gate_apart: match &a.gate {
                 Some(gate) => Some(product(gate, isa)?),
@@ -199,7 +206,8 @@ impl AttentionLayer {
         let others = [&self.v_norm, &self.output_norm].into_iter().flatten();
         let norms = norms + others.map(NormWeights::floats).sum::<usize>();
         let gate = self.gate.as_ref().and_then(|gate| gate.bias.as_ref());
-        let others = [self.sinks.as_ref(), gate, self.slopes.as_ref()];
+        let distances = self.distances.as_ref().map(|(table, _)| table);
+        let others = [self.sinks.as_ref(), gate, self.slopes.as_ref(), distances];
         let others = others.into_iter().flatten();
         norms + biases + others.map(Vec::len).sum::<usize>()
     }
@@ -219,7 +227,14 @@ impl AttentionLayer {
             len: usize::MAX,
             cap: self.score_cap,
             sinks: self.sinks.as_ref().map(|sinks| &sinks[group.clone()]),
-            slopes: self.slopes.as_ref().map(|slopes| &slopes[group]),
+            slopes: self.slopes.as_ref().map(|slopes| &slopes[group.clone()]),
+            distances: self.distances.as_ref().map(|(table, reach)| {
+                let width = DistanceTable::width(*reach);
+                DistanceTable {
+                    added: &table[group.start * width..group.end * width],
+                    reach: *reach,
+                }
+            }),
         }
     }
 
@@ -633,6 +648,26 @@ fn copied(slopes: &[f32]) -> Result<Vec<f32>> {
     let mut all = try_vec(slopes.len(), 0.0, "slopes")?;
     all.copy_from_slice(slopes);
     Ok(all)
+}
+
+/// Numbers of [`distance_table`].
+pub(super) fn distance_table_len(distances: &Distances) -> usize {
+    distances.heads.len() * DistanceTable::width(distances.reach())
+}
+
+/// What the scores of each head get, for a [`DistanceTable`].
+fn distance_table(distances: &Distances) -> Result<Vec<f32>> {
+    let weights = floats(&distances.weight, "what scores get by the distance")?;
+    let n_heads = distances.weight.row_len();
+    let mut table = try_vec(distance_table_len(distances), 0.0, "scores by the distance")?;
+    let rows = table.chunks_exact_mut(DistanceTable::width(distances.reach()));
+    for (head, row) in distances.heads.clone().zip(rows) {
+        for (i, added) in row.iter_mut().enumerate() {
+            let i = i.saturating_sub(LANES).min(distances.buckets.len() - 1);
+            *added = weights[usize::from(distances.buckets[i]) * n_heads + head];
+        }
+    }
+    Ok(table)
 }
 
 /// Whether one token's attention is split by segments because there are fewer heads than threads or

@@ -4,7 +4,8 @@ use super::*;
 use crate::backend::KvType;
 use crate::backend::cpu::kv::{Half, KvCache, Shape, put};
 use crate::backend::cpu::matmul::Isa;
-use crate::backend::cpu::rows::{Rows, Scores, tokens_per_block};
+use crate::backend::cpu::rows::{DistanceTable, Rows, Scores, tokens_per_block};
+use crate::backend::cpu::simd::LANES;
 use crate::model::KvShape;
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
@@ -60,6 +61,7 @@ const PLAIN: Scores = Scores {
     cap: None,
     sinks: None,
     slopes: None,
+    distances: None,
 };
 
 /// One row in double precision: query head `h` of its group.
@@ -79,7 +81,15 @@ fn exact(case: &Case, query: &[f32], position: usize, scores: &Scores, h: usize)
     let first = (position + 1).saturating_sub(scores.window).max(begin);
     let sink = scores.sinks.map(|sinks| f64::from(sinks[h]));
     let slope = scores.slopes.map_or(0.0, |slopes| f64::from(slopes[h]));
-    let score = |p: usize| capped(dot(p) - slope * (position - p) as f64);
+    let added = |p: usize| match scores.distances {
+        Some(table) => {
+            let width = DistanceTable::width(table.reach);
+            let far = (position - p).min(table.reach);
+            f64::from(table.added[h * width + width / 2 - far])
+        }
+        None => 0.0,
+    };
+    let score = |p: usize| capped(dot(p) - slope * (position - p) as f64 + added(p));
     let scores: Vec<f64> = (first..=position).map(score).collect();
     let max = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
@@ -290,6 +300,32 @@ fn slopes_make_what_is_far_count_less() {
             for len in [1, 40, 280, 530] {
                 check_scores::<f32>(KvType::F32, 32, 4, len, scores);
             }
+        }
+    }
+}
+
+#[test]
+fn numbers_by_distance_are_added() {
+    for reach in [0, 3, 40, 300] {
+        let width = DistanceTable::width(reach);
+        let random = numbers(4 * width, 11);
+        let added: Vec<f32> = (0..4 * width)
+            .map(|i| {
+                let (head, i) = (i / width, i % width);
+                // The ends are repeated.
+                let inner = i.clamp(LANES, width - 1 - LANES);
+                random[head * width + inner]
+            })
+            .collect();
+        let scores = Scores {
+            distances: Some(DistanceTable {
+                added: &added,
+                reach,
+            }),
+            ..PLAIN
+        };
+        for len in [1, 40, 280, 530] {
+            check_scores::<f32>(KvType::F32, 32, 4, len, scores);
         }
     }
 }

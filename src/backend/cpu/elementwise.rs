@@ -249,6 +249,20 @@ simd_kernel! {
     pub fn silu_alone(x: &mut [f32]) = silu_generic
 }
 
+/// `max(x, 0)`
+#[inline(always)]
+unsafe fn relu_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {
+    // SAFETY: by contract, the processor has `isa`. A NaN in the second operand survives.
+    unsafe { map::<L>(x, y, |x| L::splat(0.0).max(x)) }
+}
+simd_kernel! {
+    /// Positive part of one row (or part of one), in place, times `y` if there is one.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn relu_mul(x: &mut [f32], y: Option<&[f32]>) = relu_generic
+}
+
 /// `max(x, 0)^2`
 #[inline(always)]
 unsafe fn relu_squared_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {

@@ -1,6 +1,7 @@
 //! What a network would take, by its shapes and types alone.
 
 use super::attention::AttentionScratch;
+use super::attention_layer::distance_table_len;
 use super::batch::batch_bytes;
 use super::fixed::FixedStates;
 use super::forward::{DecodeSpace, partials_bytes};
@@ -107,10 +108,17 @@ fn weights_bytes(network: &Network) -> u64 {
         let biases = block.linears().into_iter().filter_map(|m| m.bias.as_ref());
         let vectors = biases.chain(block.vectors());
         floats += vectors.map(|b| b.row_len() * b.rows()).sum::<usize>();
-        if let Some(a) = block.mixer.as_attention()
-            && a.value_norm.is_some()
-        {
-            floats += a.head_dim;
+        if let Some(a) = block.mixer.as_attention() {
+            floats += if a.value_norm.is_some() {
+                a.head_dim
+            } else {
+                0
+            };
+            if let Some(d) = &a.distances {
+                // Instead of its weight.
+                floats += distance_table_len(d);
+                floats -= d.weight.row_len() * d.weight.rows();
+            }
         }
     }
     (mapped + floats * size_of::<f32>()) as u64

@@ -335,6 +335,7 @@ impl LatentLayer {
                     cap: None,
                     sinks: None,
                     slopes: None,
+                    distances: None,
                 },
             };
             let scratch = &mut me.attention;

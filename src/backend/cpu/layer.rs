@@ -4,7 +4,9 @@
 use super::attention_layer::AttentionLayer;
 use super::both::BothLayer;
 use super::delta_net::DeltaNetLayer;
-use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squared_mul};
+use super::elementwise::{
+    add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_mul, relu_squared_mul,
+};
 use super::elementwise::{rms_norm, silu_alone, silu_limited, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
 use super::latent_experts::LatentExpertLayer;
@@ -478,6 +480,7 @@ pub(super) unsafe fn activate(activation: Activation, isa: Isa, x: &mut [f32], u
                 swiglu_clamped(isa, x, up, alpha, limit)
             }
             (Activation::LimitedSilu { limit }, Some(up)) => silu_limited(isa, x, up, limit),
+            (Activation::Relu, up) => relu_mul(isa, x, up),
             (Activation::ReluSquared, up) => relu_squared_mul(isa, x, up),
             (Activation::Xielu { alpha_p, alpha_n }, None) => xielu(isa, x, alpha_p, alpha_n),
             (Activation::ClampedSwiglu { .. } | Activation::LimitedSilu { .. }, None)

@@ -1,6 +1,7 @@
 //! Which rows attention computes together, and what they see.
 
 use super::kv::SEGMENT;
+use super::simd::LANES;
 use std::ops::{Range, RangeInclusive};
 
 /// Rows that are computed together, unless a group alone has more.
@@ -47,6 +48,30 @@ pub struct Scores<'a> {
     pub sinks: Option<&'a [f32]>,
     /// What a score is less by per position of distance, per query head of the group.
     pub slopes: Option<&'a [f32]>,
+    /// What is added to a score by the distance, per query head of the group.
+    pub distances: Option<DistanceTable<'a>>,
+}
+
+/// Numbers per distance, a row for each head: of all distances from `-reach` on, where keys lie before the query, to `reach`,
+/// with [`LANES`] more at either end that equal the one there. So whole tiles can be read at any distance.
+#[derive(Clone, Copy, Debug)]
+pub struct DistanceTable<'a> {
+    /// `[heads][width(reach)]`.
+    pub added: &'a [f32],
+    pub reach: usize,
+}
+
+impl<'a> DistanceTable<'a> {
+    /// Numbers per head.
+    pub const fn width(reach: usize) -> usize {
+        2 * reach + 1 + 2 * LANES
+    }
+
+    /// Those of a head.
+    fn row(&self, head: usize) -> &'a [f32] {
+        let width = DistanceTable::width(self.reach);
+        &self.added[head * width..(head + 1) * width]
+    }
 }
 
 impl Scores<'_> {
@@ -106,6 +131,15 @@ impl Rows<'_> {
         self.scores
             .slopes
             .map(|slopes| (slopes[row % self.group], from))
+    }
+
+    /// What is added to a row's scores by the distance, and its position counted from the start of `segment`.
+    #[inline(always)]
+    pub fn distances(&self, row: usize, segment: usize) -> Option<(&[f32], isize)> {
+        let position = self.position + row / self.group;
+        let from = position as isize - (segment * SEGMENT) as isize;
+        let table = self.scores.distances?;
+        Some((table.row(row % self.group), from))
     }
 
     /// The sink of a row.

@@ -179,7 +179,7 @@ impl Jobs {
             up,
             down: self.fuse(&[&e.down])?,
             n_ff: e.n_ff as u32,
-            activation: activation(e.activation),
+            activation: activation(e.activation)?,
             shared: match &e.shared {
                 Some(shared) => Some(self.mlp(&shared.mlp)?),
                 None => None,

@@ -363,7 +363,7 @@ impl Jobs {
             up: self.fuse(&parts)?,
             gated: mlp.gate.is_some(),
             n_ff: mlp.up.weight.rows() as u32,
-            activation: activation(mlp.activation),
+            activation: activation(mlp.activation)?,
             cutoff: None,
             inner_norm: self.find_norm(&mlp.inner_norm)?,
             down: self.fuse(&[&mlp.down])?,
@@ -430,7 +430,7 @@ impl Jobs {
             input: match &block.per_layer {
                 Some(input) => Some(LayerInputPlan {
                     gate: self.fuse(&[&input.gate])?,
-                    activation: activation(input.activation),
+                    activation: activation(input.activation)?,
                     projection: self.fuse(&[&input.projection])?,
                     post_norm: self.find_norm(&input.post_norm)?,
                 }),
@@ -610,8 +610,8 @@ fn table(m: &Matrix) -> args::Table {
 pub const SILU: u32 = 0;
 pub const CLAMPED_SWIGLU: u32 = 3;
 
-/// The kernels' number and constants of an activation.
-pub fn activation(activation: Activation) -> args::Activation {
+/// The kernels' number and constants of an activation. Errors: `Unsupported` for those that they lack.
+pub fn activation(activation: Activation) -> Result<args::Activation> {
     let (kind, alpha, limit) = match activation {
         Activation::Silu => (SILU, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
@@ -620,8 +620,12 @@ pub fn activation(activation: Activation) -> args::Activation {
         Activation::ReluSquared => (4, 0.0, 0.0),
         Activation::Xielu { alpha_p, alpha_n } => (5, alpha_p, alpha_n),
         Activation::LimitedSilu { limit } => (6, 0.0, limit),
+        Activation::Relu => fail!(
+            Unsupported,
+            "ReLU in feed-forward parts is not supported on a GPU; it is on a CPU"
+        ),
     };
-    args::Activation { kind, alpha, limit }
+    Ok(args::Activation { kind, alpha, limit })
 }
 
 impl Plan {

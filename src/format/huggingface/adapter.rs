@@ -175,7 +175,7 @@ impl Module {
         if encoders.peek().is_some() {
             return match encoders.find_map(|encoder| encoder.module(module)) {
                 Some(gguf) if gguf == "token_embd" => Err(of_embedding(module)),
-                Some(gguf) if !gguf.starts_with("blk.") => {
+                Some(gguf) if !gguf.contains("blk.") => {
                     Err(unknown("is no matrix that can have an adapter"))
                 }
                 Some(gguf) => Ok(Module {

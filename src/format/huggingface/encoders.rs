@@ -1,7 +1,7 @@
 //! Encoders: their tensors by GGUF's names, and what their configs say.
 
 use super::json::{Config, wrong};
-use super::keys::{Keys, check_layers};
+use super::keys::{Keys, LAYERS, check_layers};
 use super::rope;
 use super::rows::transposed;
 use super::stored::{Stored, small};
@@ -157,6 +157,52 @@ const FAMILIES: &[Encoder] = &[
         shifted: false,
     },
     Encoder {
+        model_types: &["mpnet"],
+        classes: &["MPNet"],
+        architecture: "mpnet",
+        variant: None,
+        layers: "encoder.layer.",
+        parts: &[
+            ("attention.attn.q", "attn_q"),
+            ("attention.attn.k", "attn_k"),
+            ("attention.attn.v", "attn_v"),
+            ("attention.attn.o", "attn_output"),
+            ("attention.LayerNorm", "attn_output_norm"),
+            ("intermediate.dense", "ffn_up"),
+            ("output.dense", "ffn_down"),
+            ("output.LayerNorm", "layer_output_norm"),
+        ],
+        activations: &["gelu"],
+        rope: false,
+        shifted: true,
+    },
+    Encoder {
+        model_types: &["t5", "mt5", "umt5"],
+        classes: &["T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel"],
+        architecture: "t5encoder",
+        variant: None,
+        layers: "encoder.block.",
+        parts: &[
+            ("layer.0.layer_norm", "attn_norm"),
+            ("layer.0.SelfAttention.q", "attn_q"),
+            ("layer.0.SelfAttention.k", "attn_k"),
+            ("layer.0.SelfAttention.v", "attn_v"),
+            ("layer.0.SelfAttention.o", "attn_output"),
+            (
+                "layer.0.SelfAttention.relative_attention_bias",
+                "attn_rel_b",
+            ),
+            ("layer.1.layer_norm", "ffn_norm"),
+            ("layer.1.DenseReluDense.wi", "ffn_up"),
+            ("layer.1.DenseReluDense.wi_0", "ffn_gate"),
+            ("layer.1.DenseReluDense.wi_1", "ffn_up"),
+            ("layer.1.DenseReluDense.wo", "ffn_down"),
+        ],
+        activations: &["relu", "gated-gelu"],
+        rope: false,
+        shifted: false,
+    },
+    Encoder {
         model_types: &["distilbert"],
         classes: &["DistilBert"],
         architecture: "bert",
@@ -230,6 +276,9 @@ const FAMILIES: &[Encoder] = &[
 /// Names outside of layers.
 const TOP: &[(&str, &str)] = &[
     ("embeddings.word_embeddings", "token_embd"),
+    ("encoder.relative_attention_bias", "attn_rel_b"),
+    ("shared", "token_embd"),
+    ("encoder.final_layer_norm", "enc.output_norm"),
     ("embeddings.tok_embeddings", "token_embd"),
     ("embeddings.position_embeddings", "position_embd"),
     ("embeddings.token_type_embeddings", "token_types"),
@@ -249,7 +298,14 @@ const HEAD: &[(&str, &str)] = &[
     ("classifier.out_proj", "cls.output"),
     ("classifier", "cls.output"),
 ];
-const PREFIXES: [&str; 5] = ["bert.", "distilbert.", "roberta.", "model.", "new."];
+const PREFIXES: [&str; 6] = [
+    "bert.",
+    "distilbert.",
+    "roberta.",
+    "mpnet.",
+    "model.",
+    "new.",
+];
 /// What vectors and scores do without: heads that guess words, and constants.
 const UNUSED: [&str; 6] = ["cls.", "lm_head.", "head.", "decoder.", "pooler.", "vocab_"];
 
@@ -301,7 +357,7 @@ impl Encoder {
             Some((_, gguf)) => Some((*gguf).to_owned()),
             None => {
                 let (layer, part) = self.layer_part(name)?;
-                Some(format!("blk.{layer}.{part}"))
+                Some(self.part_name(layer, part))
             }
         }
     }
@@ -312,7 +368,7 @@ impl Encoder {
         config: &Config,
         stored: HashMap<String, Stored>,
     ) -> Result<ModelFile> {
-        let n_layers = config.size(&["num_hidden_layers", "n_layer", "n_layers"])?;
+        let n_layers = config.size(LAYERS)?;
         check_layers(n_layers, stored.len())?;
         let mut keys = Keys::common(config, self.architecture)?;
         self.keys(&mut keys, config)?;
@@ -335,6 +391,10 @@ impl Encoder {
         if !self.shifted {
             return Ok(None);
         }
+        if self.architecture == "mpnet" {
+            // Whatever the config says.
+            return Ok(Some(2));
+        }
         let padding = match config.find("pad_token_id") {
             None => 1,
             Some(id) => match id.as_u64().filter(|id| *id < 1 << 20) {
@@ -351,6 +411,7 @@ impl Encoder {
             "hidden_activation",
             "activation_function",
             "activation",
+            "feed_forward_proj",
         ] {
             if let Some(name) = config.find_str(key)?
                 && !self.activations.contains(&name)
@@ -413,6 +474,34 @@ impl Encoder {
                 }
             }
         }
+        if self.architecture == "mpnet" {
+            const BUCKETS: &str = "relative_attention_num_buckets";
+            // As many as the reference takes, whatever the config says.
+            if let Some(buckets) = config.find_size(BUCKETS)?
+                && buckets != 32
+            {
+                return Err(wrong(BUCKETS, &buckets.into(), "32"));
+            }
+            keys.set("attention.relative_buckets_count", 32u32);
+        }
+        if self.architecture == "t5encoder" {
+            for (key, gguf, usual) in [
+                (
+                    "relative_attention_num_buckets",
+                    "attention.relative_buckets_count",
+                    32,
+                ),
+                (
+                    "relative_attention_max_distance",
+                    "attention.relative_max_distance",
+                    128,
+                ),
+            ] {
+                keys.set(gguf, config.find_size(key)?.unwrap_or(usual));
+            }
+            let eps = config.find_f32("layer_norm_epsilon")?.unwrap_or(1e-6);
+            keys.set("attention.layer_norm_rms_epsilon", eps);
+        }
         if self.architecture == "modern-bert" {
             let every = config.find_size("global_attn_every_n_layers")?.unwrap_or(3);
             let windowed = keys.windowed(|layer| !layer.is_multiple_of(every))?;
@@ -445,6 +534,10 @@ impl Encoder {
             if name.ends_with("position_ids") || name.ends_with("rotary_emb.inv_freq") {
                 continue;
             }
+            // The same as `shared`.
+            if self.architecture == "t5encoder" && name == "encoder.embed_tokens.weight" {
+                continue;
+            }
             // Names of old files.
             let name = name.replace("LayerNorm.gamma", "LayerNorm.weight");
             let name = name.replace("LayerNorm.beta", "LayerNorm.bias");
@@ -465,7 +558,7 @@ impl Encoder {
             let gguf = match find(TOP) {
                 Some(top) => top.to_owned(),
                 None => match self.layer_part(stem) {
-                    Some((layer, part)) if layer < n_layers => format!("blk.{layer}.{part}"),
+                    Some((layer, part)) if layer < n_layers => self.part_name(layer, part),
                     Some((layer, _)) => fail!(
                         InvalidModel,
                         "tensor {full} is of layer {layer}, but num_hidden_layers is {n_layers}"
@@ -485,6 +578,15 @@ impl Encoder {
             insert(&mut tensors, format!("{gguf}.{end}"), tensor)?;
         }
         Ok(tensors)
+    }
+
+    /// The name in GGUF of a part of a layer.
+    fn part_name(&self, layer: u64, part: &str) -> String {
+        let before = match self.architecture {
+            "t5encoder" => "enc.",
+            _ => "",
+        };
+        format!("{before}blk.{layer}.{part}")
     }
 
     /// Layer and part, by its name in GGUF.

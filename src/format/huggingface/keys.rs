@@ -16,17 +16,21 @@ pub(super) struct Keys<'a> {
     pub values: HashMap<String, Value>,
 }
 
+/// The names of the number of layers.
+pub(super) const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
+/// Those of the width of the residual stream, of heads, and of a feed-forward part.
+const WIDTH: &[&str] = &["hidden_size", "n_embd", "dim", "d_model"];
+pub(super) const HEADS: &[&str] = &["num_attention_heads", "n_head", "n_heads", "num_heads"];
+const FEED_FORWARD: &[&str] = &["intermediate_size", "n_inner", "hidden_dim", "d_ff"];
+
 /// Keys of GGUF and those of `config.json` that they come from, under all their names.
 const NAMES: &[(&str, &[&str])] = &[
-    (
-        "block_count",
-        &["num_hidden_layers", "n_layer", "num_layers", "n_layers"],
-    ),
+    ("block_count", LAYERS),
     (
         "context_length",
         &["max_position_embeddings", "n_positions", "n_ctx"],
     ),
-    ("embedding_length", &["hidden_size", "n_embd", "dim"]),
+    ("embedding_length", WIDTH),
     ("vocab_size", &["vocab_size"]),
     (
         "attention.head_count",
@@ -35,6 +39,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "num_attention_heads",
             "n_head",
             "n_heads",
+            "num_heads",
         ],
     ),
     (
@@ -47,8 +52,19 @@ const NAMES: &[(&str, &[&str])] = &[
         "embedding_length_per_layer_input",
         &["hidden_size_per_layer_input"],
     ),
-    ("attention.key_length", &["head_dim"]),
-    ("attention.value_length", &["v_head_dim", "head_dim"]),
+    ("attention.key_length", &["head_dim", "d_kv"]),
+    (
+        "attention.value_length",
+        &["v_head_dim", "head_dim", "d_kv"],
+    ),
+    (
+        "attention.relative_buckets_count",
+        &["relative_attention_num_buckets"],
+    ),
+    (
+        "attention.relative_max_distance",
+        &["relative_attention_max_distance"],
+    ),
     (
         "feed_forward_length",
         &[
@@ -56,6 +72,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "intermediate_size",
             "n_inner",
             "hidden_dim",
+            "d_ff",
         ],
     ),
     (
@@ -240,12 +257,15 @@ impl<'a> Keys<'a> {
 
     /// What most families have.
     pub(super) fn common(config: &'a Config, architecture: &'static str) -> Result<Keys<'a>> {
-        let hidden = config.size(&["hidden_size", "n_embd", "dim"])?;
-        let n_heads = config.size(&["num_attention_heads", "n_head", "n_heads"])?;
+        let hidden = config.size(WIDTH)?;
+        let n_heads = config.size(HEADS)?;
         // Of latent attention the part that is rotated.
         let head_dim = match config.find("kv_lora_rank") {
             Some(_) => Some(config.size(&["qk_rope_head_dim"])?),
-            None => config.find_size("head_dim")?,
+            None => match config.find_size("head_dim")? {
+                None => config.find_size("d_kv")?,
+                found => found,
+            },
         };
         if let Some(odd) = head_dim.filter(|dim| !dim.is_multiple_of(2)) {
             return Err(wrong("head_dim", &odd.into(), "an even number"));
@@ -261,7 +281,7 @@ impl<'a> Keys<'a> {
         let mut keys = Keys {
             config,
             architecture,
-            n_layers: config.size(&["num_hidden_layers", "n_layer", "n_layers"])?,
+            n_layers: config.size(LAYERS)?,
             head_dim: head_dim.unwrap_or(hidden / n_heads),
             values: HashMap::new(),
         };
@@ -269,7 +289,12 @@ impl<'a> Keys<'a> {
         keys.values
             .extend([name("general.architecture", architecture)]);
         keys.set("block_count", keys.n_layers);
-        let context = config.size(&["max_position_embeddings", "n_positions", "n_ctx"])?;
+        let context = ["max_position_embeddings", "n_positions", "n_ctx"];
+        let context = match architecture == "t5encoder" && config.find("n_positions").is_none() {
+            // What these models were trained with; nothing in them ends there.
+            true => 512,
+            false => config.size(&context)?,
+        };
         keys.set("context_length", context);
         keys.set("embedding_length", hidden);
         keys.set("vocab_size", config.size(&["vocab_size"])?);
@@ -299,9 +324,9 @@ impl<'a> Keys<'a> {
                 keys.set("feed_forward_length", Value::Array(Array::I64(widths)));
             }
             _ => {
-                let names = ["intermediate_size", "n_inner", "hidden_dim"];
-                let n_ff = match names.iter().any(|name| config.find(name).is_some()) {
-                    true => config.size(&names)?,
+                let given = FEED_FORWARD.iter().any(|name| config.find(name).is_some());
+                let n_ff = match given {
+                    true => config.size(FEED_FORWARD)?,
                     false => 4 * hidden,
                 };
                 keys.set("feed_forward_length", n_ff);

@@ -155,7 +155,7 @@ fn describe(
     config: &Config,
     mut stored: HashMap<String, Stored>,
 ) -> Result<ModelFile> {
-    let n_layers = config.size(&["num_hidden_layers", "n_layer"])?;
+    let n_layers = config.size(keys::LAYERS)?;
     check_layers(n_layers, stored.len())?;
     packed::join(config, &mut stored)?;
     let mut keys = Keys::common(config, family.architecture)?;

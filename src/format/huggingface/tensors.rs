@@ -8,7 +8,9 @@ use super::json::Config;
 use super::lists::Lists;
 use super::rows::{Order, Reordered, halves_exchanged, transposed};
 use super::stored::{Stored, small};
-use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba1, mamba2, predictors, relatives};
+use super::{
+    delta_net, falcon_h1, fp8, keys, keys::Keys, latent, mamba1, mamba2, predictors, relatives,
+};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
@@ -196,7 +198,7 @@ impl<'a> Folder<'a> {
                 Some(_) => keys.count("num_nextn_predict_layers")?,
                 None => keys.count("num_mtp_layers")?,
             },
-            n_heads: config.size(&["num_attention_heads", "n_head"])? as usize,
+            n_heads: config.size(keys::HEADS)? as usize,
             plain_dim: config.find_size("qk_nope_head_dim")?.unwrap_or(0) as usize,
             delta_net: delta_net::Sizes::find(keys)?,
             head_dim: keys.head_dim as usize,
@@ -569,8 +571,8 @@ impl<'a> Folder<'a> {
     fn spelled(&self, gguf: &str) -> String {
         let (stem, end) = gguf.rsplit_once('.').unwrap_or((gguf, ""));
         let own = match (self.family.architecture, stem) {
-            ("gpt2" | "starcoder", "token_embd") => "wte",
-            ("gpt2" | "starcoder" | "falcon" | "bloom", "output_norm") => "ln_f",
+            ("gpt2" | "starcoder" | "gptneo", "token_embd") => "wte",
+            ("gpt2" | "starcoder" | "gptneo" | "falcon" | "bloom", "output_norm") => "ln_f",
             ("falcon" | "bailingmoe2" | "bailingmoe3" | "bloom", "token_embd") => "word_embeddings",
             ("gptneox", "token_embd") => "embed_in",
             ("gptneox", "output_norm") => "final_layer_norm",

@@ -55,6 +55,14 @@ MODELS = {
                                                          mask_token_id=3), "eurobert"),
     "distilbert": (t.DistilBertConfig, t.DistilBertModel, dict(vocab_size=60, dim=24, n_heads=2, n_layers=3, hidden_dim=20,
                                                              max_position_embeddings=64), "bert"),
+    # Scores by the distance: texts longer than what has buckets, in mpnet's case by more tokens.
+    "mpnet": (t.MPNetConfig, t.MPNetModel, dict(vocab_size=60, hidden_size=24, num_attention_heads=2, num_hidden_layers=2, intermediate_size=20,
+                                                max_position_embeddings=172), "mpnet"),
+    "t5": (t.T5Config, t.T5EncoderModel, dict(vocab_size=60, d_model=24, d_kv=10, d_ff=20, num_layers=3, num_heads=2, n_positions=64,
+                                              relative_attention_num_buckets=12, relative_attention_max_distance=20,
+                                              feed_forward_proj="gated-gelu"), "t5encoder"),
+    "umt5": (t.UMT5Config, t.UMT5EncoderModel, dict(vocab_size=60, d_model=24, d_kv=10, d_ff=20, num_layers=2, num_heads=2,
+                                                    relative_attention_num_buckets=8, feed_forward_proj="relu"), "t5encoder"),
     "jina_v3": (t.JinaEmbeddingsV3Config, t.JinaEmbeddingsV3Model, dict(pad_token_id=1), "jina-bert-v3"),
 }
 # name: (config.json beside what all have, architecture in GGUF)
@@ -81,7 +89,14 @@ GEMMA = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_atten
          "post_feedforward_layernorm": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
          "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
          "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-TOP = {"embeddings.word_embeddings": "token_embd", "embeddings.tok_embeddings": "token_embd", "embed_tokens": "token_embd",
+BERT |= {"attention.attn.q": "attn_q", "attention.attn.k": "attn_k", "attention.attn.v": "attn_v", "attention.attn.o": "attn_output",
+         "attention.LayerNorm": "attn_output_norm"}
+T5 = {"layer.0.layer_norm": "attn_norm", "layer.0.SelfAttention.relative_attention_bias": "attn_rel_b", "layer.1.layer_norm": "ffn_norm",
+      "layer.1.DenseReluDense.wi": "ffn_up", "layer.1.DenseReluDense.wi_0": "ffn_gate", "layer.1.DenseReluDense.wi_1": "ffn_up",
+      "layer.1.DenseReluDense.wo": "ffn_down"}
+T5 |= {f"layer.0.SelfAttention.{part}": gguf for part, gguf in dict(q="attn_q", k="attn_k", v="attn_v", o="attn_output").items()}
+TOP = {"encoder.relative_attention_bias": "attn_rel_b", "shared": "token_embd", "encoder.final_layer_norm": "enc.output_norm",
+       "embeddings.word_embeddings": "token_embd", "embeddings.tok_embeddings": "token_embd", "embed_tokens": "token_embd",
        "embeddings.position_embeddings": "position_embd", "embeddings.token_type_embeddings": "token_types",
        "embeddings.LayerNorm": "token_embd_norm", "embeddings.norm": "token_embd_norm", "emb_ln": "token_embd_norm",
        "final_norm": "output_norm", "norm": "output_norm", "pooler.dense": "cls", "classifier.dense": "cls", "head.dense": "cls",
@@ -95,6 +110,9 @@ def gguf_name(name, scores, parts):
     for prefix in ("bert.", "roberta.", "model."):
         name = name.removeprefix(prefix)
     stem, end = name.rsplit(".", 1)
+    if stem.startswith("encoder.block."):
+        layer, part = stem.removeprefix("encoder.block.").split(".", 1)
+        return f"enc.blk.{layer}.{T5[part]}.{end}"
     for start in ("encoder.layer.", "encoder.layers.", "transformer.layer.", "layers."):
         if stem.startswith(start):
             layer, part = stem.removeprefix(start).split(".", 1)
@@ -106,12 +124,12 @@ def gguf_name(name, scores, parts):
 
 def write_gguf(folder, config, arch, scores):
     w = gguf.GGUFWriter(folder / "model.gguf", arch)
-    shift = 2 if config.model_type == "xlm-roberta" else 0
+    shift = 2 if config.model_type in ("xlm-roberta", "mpnet") else 0
     w.add_vocab_size(config.vocab_size)
-    w.add_context_length(config.max_position_embeddings - shift)
+    w.add_context_length(64 if arch == "t5encoder" else config.max_position_embeddings - shift)
     w.add_embedding_length(config.hidden_size)
     w.add_block_count(config.num_hidden_layers)
-    w.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.hidden_dim)
+    w.add_feed_forward_length(next(getattr(config, key) for key in ("intermediate_size", "hidden_dim", "d_ff") if hasattr(config, key)))
     w.add_head_count(config.num_attention_heads)
     w.add_causal_attention(False)
     if scores:
@@ -131,7 +149,18 @@ def write_gguf(folder, config, arch, scores):
         w.add_value_length(config.head_dim)
         w.add_layer_norm_rms_eps(config.rms_norm_eps)
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    elif arch == "t5encoder":
+        w.add_key_length(config.d_kv)
+        w.add_value_length(config.d_kv)
+        w.add_layer_norm_eps(config.layer_norm_epsilon)
+        w.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+        w.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
+        if config.relative_attention_max_distance != 128:
+            # llama.cpp's converter leaves it out; this is where the library writes it.
+            w.add_uint32("t5encoder.attention.relative_max_distance", config.relative_attention_max_distance)
     else:
+        if arch == "mpnet":
+            w.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
         w.add_layer_norm_eps(config.norm_eps if arch == "modern-bert" else getattr(config, "layer_norm_eps", 1e-12))
     rope = getattr(config, "rope_parameters", None)
     if rope:
@@ -157,9 +186,9 @@ def write_gguf(folder, config, arch, scores):
     w.close()
 
 
-def write_hidden(folder, body, scorer, vocab_size, seed):
+def write_hidden(folder, body, scorer, vocab_size, seed, lengths=LENGTHS):
     random = np.random.default_rng(seed)
-    texts = [random.integers(3, vocab_size, n).tolist() for n in LENGTHS]
+    texts = [random.integers(3, vocab_size, n).tolist() for n in lengths]
     out, n_scores = b"", 0
     for tokens in texts:
         with torch.no_grad():
@@ -386,7 +415,7 @@ for name in chosen:
         write_hidden(folder, model.model, None, 96, seed)
         continue
     config_class, model_class, changes, arch = MODELS[name]
-    model = model_class._from_config(config_class(**(changes if model_class is t.DistilBertModel else BASE | changes)), dtype=torch.float32, attn_implementation="eager").eval()
+    model = model_class._from_config(config_class(**(changes if name in ("distilbert", "t5", "umt5") else BASE | changes)), dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for key, p in model.named_parameters():
             norm = "norm" in key.lower() or "emb_ln" in key
@@ -402,7 +431,8 @@ for name in chosen:
     model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     scores = "ForSequence" in model_class.__name__
     write_gguf(folder, config_class.from_pretrained(folder), arch, scores)
-    write_hidden(folder, model.base_model if scores else model, model if scores else None, model.config.vocab_size, seed)
+    write_hidden(folder, model.base_model if scores else model, model if scores else None, model.config.vocab_size, seed,
+                 [1, 17, 165, 5] if name == "mpnet" else LENGTHS)
     if name == "bert_scores":
         own = word_pieces(folder)
         pairs = [own.encode(QUERY, text) for text in DOCUMENTS]

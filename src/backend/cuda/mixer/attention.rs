@@ -123,6 +123,12 @@ impl Jobs {
             (None, Some(_)) => (a.scale * LOG2_E, 1.0),
             (None, None) => (a.scale * LOG2_E, 0.0),
         };
+        if a.distances.is_some() {
+            fail!(
+                Unsupported,
+                "layer {layer}: numbers that scores get by the distance are not supported on a GPU; they are on a CPU"
+            );
+        }
         // Of few kernels.
         let few = [
             (a.slopes.is_some(), "scores that fall with the distance"),
