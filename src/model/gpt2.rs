@@ -1,7 +1,8 @@
-//! `gpt2` and `starcoder`: GPT-2, and StarCoder, whose heads share one key and value. Learned positions,
-//! Layer norms and biases everywhere. Some divide the scores of each layer by its number, from 1 on.
+//! `gpt2`, `starcoder` and `gptneo`: GPT-2, StarCoder, whose heads share one key and value, and GPT-Neo, some of whose layers have a
+//! window, and whose scores are not scaled. Learned positions, Layer norms, biases nearly everywhere. Some divide the scores of each
+//! layer by its number, from 1 on.
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, Windows};
 use super::{Activation, Network, NormKind};
 use crate::error::Result;
 use crate::format::ModelFile;
@@ -14,6 +15,10 @@ pub(super) fn starcoder(file: &ModelFile) -> Result<Network> {
     network(file, "starcoder")
 }
 
+pub(super) fn neo(file: &ModelFile) -> Result<Network> {
+    network(file, "gptneo")
+}
+
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     let d = Decoder::read(file, architecture, NormKind::Layer)?;
     d.require(&["attn_norm.bias", "attn_output.bias"])?;
@@ -23,8 +28,10 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
         .source
         .matrix("position_embd.weight", d.hidden, d.context_length)?;
     let by_layer = d.source.find::<bool>("attention.scale_by_inverse_layer")?;
+    let windows = d.windows(Windows::Everywhere)?;
     let network = d.network(|i| {
         let mut attention = d.attention(i, None)?;
+        attention.window = windows[i];
         if by_layer == Some(true) {
             attention.scale /= (i + 1) as f32;
         }

@@ -138,6 +138,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("glm4moe", glm4moe::describe),
     ("gpt2", gpt2::describe),
     ("gpt-oss", gpt_oss::describe),
+    ("gptneo", gpt2::neo),
     ("gptneox", gptneox::describe),
     ("granite", granite::describe),
     ("granite_swa", granite::windowed),

@@ -175,6 +175,56 @@ pub fn mpt() -> Edited {
     file
 }
 
+/// GPT-Neo: scores that are not scaled, and a window in the second layer.
+pub fn gpt_neo() -> Both {
+    let mut model = Both::of("gpt2", "gptneo", "gpt_neo", "GPTNeoForCausalLM");
+    model
+        .file
+        .tensors
+        .retain(|name, _| !name.contains(".attn_qkv."));
+    let of_gpt2 = |name: &str| name.contains(".attn.c_") || name.contains(".mlp.c_");
+    model.folder.tensors.retain(|name, _| !of_gpt2(name));
+    for layer in 0..LAYERS {
+        for (part, own, dims, biased) in [
+            ("attn_q", "attn.attention.q_proj", [48, 48], false),
+            ("attn_k", "attn.attention.k_proj", [48, 48], false),
+            ("attn_v", "attn.attention.v_proj", [48, 48], false),
+            ("attn_output", "attn.attention.out_proj", [48, 48], true),
+            ("ffn_up", "mlp.c_fc", [48, 192], true),
+            ("ffn_down", "mlp.c_proj", [192, 48], true),
+        ] {
+            let gguf = |end: &str| format!("blk.{layer}.{part}.{end}");
+            let own = |end: &str| format!("transformer.h.{layer}.{own}.{end}");
+            model.set_one(&gguf("weight"), &own("weight"), &dims, 0.0);
+            if biased {
+                model.set_one(&gguf("bias"), &own("bias"), &dims[1..], 0.0);
+            }
+        }
+    }
+    for (key, value) in [
+        ("attention.scale", Value::from(1f32)),
+        ("attention.sliding_window", 6u32.into()),
+        ("attention.sliding_window_pattern", flags([false, true])),
+    ] {
+        model.file.set(&format!("gptneo.{key}"), value);
+    }
+    for (key, value) in [
+        ("num_layers", json!(LAYERS)),
+        ("num_heads", json!(3)),
+        ("hidden_size", json!(48)),
+        ("intermediate_size", json!(null)),
+        ("max_position_embeddings", json!(64)),
+        ("window_size", json!(6)),
+        ("attention_types", json!([[["global", "local"], 1]])),
+    ] {
+        model.folder.set(key, value);
+    }
+    for key in ["n_layer", "n_head", "n_embd", "n_inner", "n_positions"] {
+        model.folder.config.remove(key).unwrap();
+    }
+    model
+}
+
 /// Muse Glimmer: norms of the embedding and of heads, windows, and gates of what heads make.
 pub fn muse_glimmer() -> Both {
     let class = "MuseGlimmerForConditionalGeneration";

@@ -3,8 +3,8 @@
 
 use crate::common::folder::{Folder, Stored};
 use crate::common::later::{
-    add_post_norms, dbrx, falcon_rw, falling, flex_olmo, hyperclova, kimi_layers, kimi_linear,
-    lfm3, ling_3, mpt, muse_glimmer, norm_embeddings, olmo_hybrid, step, vault_gemma,
+    add_post_norms, dbrx, falcon_rw, falling, flex_olmo, gpt_neo, hyperclova, kimi_layers,
+    kimi_linear, lfm3, ling_3, mpt, muse_glimmer, norm_embeddings, olmo_hybrid, step, vault_gemma,
 };
 use crate::common::variants::Both;
 use crate::variants::{agrees, agrees_over, network_of};
@@ -453,6 +453,37 @@ fn gpt2_has_scales_of_scores_by_layer_or_none() {
     let by_layer = "scale_attn_by_inverse_layer_idx";
     assert_eq!(scales(&[by_layer]), [1.0, 0.5]);
     assert_eq!(scales(&["scale_attn_weights", by_layer]), [0.25, 0.125]);
+}
+
+#[test]
+fn gpt_neo_has_windows_and_no_scale() {
+    let mut model = gpt_neo();
+    let network = model.check("gptneo", true);
+    assert_eq!(windows(&network), [None, Some(6)]);
+    let attention = network.blocks[0].mixer.as_attention().unwrap();
+    assert_eq!(attention.scale, 1.0);
+    // Without the short form, or with neither, layers take turns.
+    for layers in [json!(["global", "local"]), json!(null)] {
+        model.folder.config.remove("attention_types");
+        model.folder.set("attention_layers", layers);
+        assert_eq!(windows(&network_of(&model.folder)), [None, Some(6)]);
+    }
+    model
+        .folder
+        .set("attention_layers", json!(["local", "local"]));
+    assert_eq!(windows(&network_of(&model.folder)), [Some(6); 2]);
+    for (key, value) in [
+        ("attention_layers", json!(["local"])),
+        ("attention_layers", json!(["local", "strided"])),
+        ("attention_types", json!([[["global"], 1_000_000]])),
+        ("attention_types", json!([[["global"], 3.5]])),
+    ] {
+        let mut folder = gpt_neo().folder;
+        folder.config.remove("attention_types");
+        let e = folder.set(key, value).open().unwrap_err();
+        assert_eq!(e.status, Status::InvalidModel, "{e}");
+        assert!(e.message.contains(key), "{e}");
+    }
 }
 
 #[test]

@@ -177,6 +177,31 @@ pub(super) const LATER: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["gpt_neo"],
+        classes: &["GPTNeoForCausalLM"],
+        architecture: "gptneo",
+        activations: GELU_TANH,
+        parts: &[&[
+            ("ln_1", "attn_norm"),
+            ("attn.attention.q_proj", "attn_q"),
+            ("attn.attention.k_proj", "attn_k"),
+            ("attn.attention.v_proj", "attn_v"),
+            ("attn.attention.out_proj", "attn_output"),
+            ("ln_2", "ffn_norm"),
+            ("mlp.c_fc", "ffn_up"),
+            ("mlp.c_proj", "ffn_down"),
+        ]],
+        layout: Layout::Same,
+        rope: false,
+        defaults: || {
+            json!({"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "max_position_embeddings": 2048,
+                "window_size": 256})
+        },
+        tied: true,
+        bias_flags: &[],
+        keys: gpt_neo,
+    },
+    Family {
         model_types: &["muse_glimmer_text", "muse_glimmer"],
         classes: &[
             "MuseGlimmerForCausalLM",
@@ -410,6 +435,46 @@ pub(super) const LATER: &[Family] = &[
 ];
 
 /// A Llama with windows in all layers but every fourth from the first one on.
+/// Layers see everything or a window, as a list of them says, or one of lists that are repeated.
+fn gpt_neo(k: &mut Keys) -> Result<()> {
+    const LAYERS: &str = "attention_layers";
+    const TYPES: &str = "attention_types";
+    const EXPECTED: &str = "\"global\" or \"local\" for each layer";
+    let is_local = |kind: &Json| match kind.as_str() {
+        Some("global") => Some(false),
+        Some("local") => Some(true),
+        _ => None,
+    };
+    let all = |kinds: &[Json]| kinds.iter().map(is_local).collect::<Option<Vec<bool>>>();
+    // `[[kinds, how often], ...]`.
+    let repeated = |types: &[Json]| {
+        let mut found = Vec::new();
+        for part in types {
+            let (kinds, times) = (part.get(0)?.as_array()?, part.get(1)?.as_u64()?);
+            let left = k.n_layers.saturating_sub(found.len() as u64);
+            if times > left {
+                return None;
+            }
+            found.extend(all(kinds)?.repeat(times as usize));
+        }
+        Some(found)
+    };
+    let (key, windowed) = match (k.config.find_array(LAYERS)?, k.config.find_array(TYPES)?) {
+        (Some(kinds), _) => (LAYERS, all(kinds)),
+        (None, Some(types)) => (TYPES, repeated(types)),
+        (None, None) => (TYPES, Some((0..k.n_layers).map(|i| i % 2 == 1).collect())),
+    };
+    let windowed = windowed.filter(|all| all.len() as u64 == k.n_layers);
+    let Some(windowed) = windowed else {
+        let found = k.config.find(key).unwrap_or(&Json::Null);
+        return Err(wrong(key, found, EXPECTED));
+    };
+    let window = k.config.size(&["window_size"])?;
+    k.set_windows(window, windowed);
+    k.set("attention.scale", 1f32);
+    Ok(())
+}
+
 fn cwm(k: &mut Keys) -> Result<()> {
     if k.config.find("rope_parameters").is_none() && k.config.find("rope_scaling").is_none() {
         fail!(MissingKey, "config.json: key rope_parameters is missing");
