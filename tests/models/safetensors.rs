@@ -479,12 +479,12 @@ fn configs_that_cannot_be() {
     // Without a class, the type decides.
     let error = changed("qwen2", |folder| {
         folder.config.remove("architectures");
-        folder.set("model_type", json!("t5"));
+        folder.set("model_type", json!("opt"));
     });
     assert_error(
         &error,
         Unsupported,
-        &["model_type", "t5", "LlamaForCausalLM"],
+        &["model_type", "opt", "LlamaForCausalLM"],
     );
     for text in [
         "",
