@@ -225,6 +225,16 @@ pub fn gpt_neo() -> Both {
     model
 }
 
+/// The same as a file with 4096 positions, which repeat those of the tiny one.
+pub fn long_gpt_neo() -> Edited {
+    let mut file = gpt_neo().file;
+    let positions = file.tensors.get_mut("position_embd.weight").unwrap();
+    positions.bytes = positions.bytes.repeat(64);
+    positions.dims[1] *= 64;
+    file.set("gptneo.context_length", 4096u32);
+    file
+}
+
 /// Muse Glimmer: norms of the embedding and of heads, windows, and gates of what heads make.
 pub fn muse_glimmer() -> Both {
     let class = "MuseGlimmerForConditionalGeneration";
