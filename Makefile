@@ -527,9 +527,11 @@ fuzz: $(CARGO_FUZZ)
 	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) run $(FUZZ) --target-dir $(TARGET_DIR)/fuzz fuzz/corpus/$(FUZZ) fuzz/seeds/$(FUZZ) \
 	    -- -rss_limit_mb=2048 $(FUZZ_DICT_$(FUZZ)) -max_len=$(or $(FUZZ_MAX_$(FUZZ)),4096) $(ARGS)
 
-.PHONY: fuzz-all fuzz-inputs fuzz-seeds
-fuzz-all: $(CARGO_FUZZ)
+.PHONY: fuzz-build fuzz-all fuzz-inputs fuzz-seeds
+fuzz-build: $(CARGO_FUZZ)
 	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) build --target-dir $(TARGET_DIR)/fuzz
+
+fuzz-all: fuzz-build
 	@for target in $(FUZZ_TARGETS); do \
 	    echo "$(MAKE) --no-print-directory fuzz FUZZ=$$target ARGS='-max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(ARGS)'"; done | sh tests/at_once
 
