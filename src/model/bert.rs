@@ -20,38 +20,19 @@ pub(super) fn half_window(window: usize) -> usize {
 
 pub(super) fn bert(file: &ModelFile) -> Result<Network> {
     let d = read(file, "bert")?;
-    let positions = d
-        .source
-        .matrix("position_embd.weight", d.hidden, d.context_length)?;
-    let network = post_normed(
-        &d,
-        |i| d.attention(i, None),
-        |i| d.plain(i, Activation::Gelu),
-    )?;
-    Ok(Network {
-        positions: Some(positions),
-        ..network
-    })
+    learned_positions(&d, |i| d.attention(i, None))
 }
 
 /// Learned positions, and numbers that the scores of all layers get by the distance.
 pub(super) fn mpnet(file: &ModelFile) -> Result<Network> {
     let d = read(file, "mpnet")?;
-    let positions = d
-        .source
-        .matrix("position_embd.weight", d.hidden, d.context_length)?;
     let buckets = distances::buckets(&d.source)?;
     let distances = distances::read(&d, "attn_rel_b.weight", &buckets)?;
-    let attention = |i| {
+    learned_positions(&d, |i| {
         Ok(Attention {
             distances: Some(distances.clone()),
             ..d.attention(i, None)?
         })
-    };
-    let network = post_normed(&d, attention, |i| d.plain(i, Activation::Gelu))?;
-    Ok(Network {
-        positions: Some(positions),
-        ..network
     })
 }
 
@@ -203,6 +184,21 @@ fn read<'a>(file: &'a ModelFile, architecture: &'static str) -> Result<Decoder<'
     // Whatever the file says.
     d.causal = false;
     Ok(d)
+}
+
+/// BERT's blocks, with positions that are learned.
+fn learned_positions(
+    d: &Decoder,
+    attention: impl Fn(usize) -> Result<Attention>,
+) -> Result<Network> {
+    let positions = d
+        .source
+        .matrix("position_embd.weight", d.hidden, d.context_length)?;
+    let network = post_normed(d, attention, |i| d.plain(i, Activation::Gelu))?;
+    Ok(Network {
+        positions: Some(positions),
+        ..network
+    })
 }
 
 /// Blocks without norms before their parts. The last norm of the last one is the network's final norm.

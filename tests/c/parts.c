@@ -2,13 +2,13 @@
 #include "check.h"
 
 static ember_error err;
-static uint32_t devices[20], layers[20], prompt[1500];
-
-/* Tokens of the prompt: several pieces, and of what is said. Where everything takes long, two pieces, and fewer numbers of parts. */
-static size_t n_prompt = 1500, n_said = 40;
-static int is_slow;
 
 enum { N_PROMPT = 1500, N_SAID = 40 };
+static uint32_t devices[20], layers[20], prompt[N_PROMPT];
+
+/* Tokens of the prompt: several pieces, and of what is said. Where everything takes long, two pieces, and fewer numbers of parts. */
+static size_t n_prompt = N_PROMPT, n_said = N_SAID;
+static int is_slow;
 
 /* The options for so many parts. */
 static ember_model_options shared(size_t count) {

@@ -109,11 +109,9 @@ fn weights_bytes(network: &Network) -> u64 {
         let vectors = biases.chain(block.vectors());
         floats += vectors.map(|b| b.row_len() * b.rows()).sum::<usize>();
         if let Some(a) = block.mixer.as_attention() {
-            floats += if a.value_norm.is_some() {
-                a.head_dim
-            } else {
-                0
-            };
+            if a.value_norm.is_some() {
+                floats += a.head_dim;
+            }
             if let Some(d) = &a.distances {
                 // Instead of its weight.
                 floats += distance_table_len(d);

@@ -55,6 +55,15 @@ pub(super) enum Layout {
 const SILU: &[&str] = &["silu", "swish"];
 pub(super) const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
 
+/// Those of GPT-2, and of its relatives with the same names.
+pub(super) const GPT_ATTENTION: Parts =
+    &[("attn.c_attn", "attn_qkv"), ("attn.c_proj", "attn_output")];
+pub(super) const GPT_NORMS_AND_PLAIN: Parts = &[
+    ("ln_1", "attn_norm"),
+    ("ln_2", "ffn_norm"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+];
 pub(super) const ATTENTION: Parts = &[
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -462,14 +471,7 @@ const FAMILIES: &[Family] = &[
         classes: &["GPT2LMHeadModel"],
         architecture: "gpt2",
         activations: GELU_TANH,
-        parts: &[&[
-            ("ln_1", "attn_norm"),
-            ("attn.c_attn", "attn_qkv"),
-            ("attn.c_proj", "attn_output"),
-            ("ln_2", "ffn_norm"),
-            ("mlp.c_fc", "ffn_up"),
-            ("mlp.c_proj", "ffn_down"),
-        ]],
+        parts: &[GPT_ATTENTION, GPT_NORMS_AND_PLAIN],
         layout: Layout::Transposed,
         rope: false,
         defaults: || json!({"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}),

@@ -2,8 +2,9 @@
 //! leave out.
 
 use super::families::{
-    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, GEMMA_INPUTS, GEMMA_NORMS, HEAD_NORMS,
-    LATENT, LLAMA, Layout, PLAIN, PRE_NORMS, QWEN_EXPERTS, SHARED_EXPERTS, SIGMOID_ROUTER,
+    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, GEMMA_INPUTS, GEMMA_NORMS, GPT_ATTENTION,
+    GPT_NORMS_AND_PLAIN, HEAD_NORMS, LATENT, LLAMA, Layout, PLAIN, PRE_NORMS, QWEN_EXPERTS,
+    SHARED_EXPERTS, SIGMOID_ROUTER,
 };
 use super::json::Config;
 use super::keys::{self, Keys, experts, qwen_experts};
@@ -406,14 +407,7 @@ pub(super) const FURTHER: &[Family] = &[
         classes: &["GPTBigCodeForCausalLM"],
         architecture: "starcoder",
         activations: GELU_TANH,
-        parts: &[&[
-            ("ln_1", "attn_norm"),
-            ("attn.c_attn", "attn_qkv"),
-            ("attn.c_proj", "attn_output"),
-            ("ln_2", "ffn_norm"),
-            ("mlp.c_fc", "ffn_up"),
-            ("mlp.c_proj", "ffn_down"),
-        ]],
+        parts: &[GPT_ATTENTION, GPT_NORMS_AND_PLAIN],
         layout: Layout::Same,
         rope: false,
         defaults: || {

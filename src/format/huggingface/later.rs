@@ -1,8 +1,8 @@
 //! Families that came later, as those of [`super::families`]: most are others with a norm or a window more.
 
 use super::families::{
-    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, GEMMA_NORMS, GEMMA4, HEAD_NORMS, LATENT,
-    LFM2, LLAMA, Layout, PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
+    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, GEMMA_NORMS, GEMMA4, GPT_NORMS_AND_PLAIN,
+    HEAD_NORMS, LATENT, LFM2, LLAMA, Layout, PRE_NORMS, SHARED_EXPERTS, SIGMOID_ROUTER,
 };
 use super::json::{Config, TEXT_MODEL_TYPE, wrong};
 use super::keys::{self, Keys};
@@ -181,16 +181,15 @@ pub(super) const LATER: &[Family] = &[
         classes: &["GPTNeoForCausalLM"],
         architecture: "gptneo",
         activations: GELU_TANH,
-        parts: &[&[
-            ("ln_1", "attn_norm"),
-            ("attn.attention.q_proj", "attn_q"),
-            ("attn.attention.k_proj", "attn_k"),
-            ("attn.attention.v_proj", "attn_v"),
-            ("attn.attention.out_proj", "attn_output"),
-            ("ln_2", "ffn_norm"),
-            ("mlp.c_fc", "ffn_up"),
-            ("mlp.c_proj", "ffn_down"),
-        ]],
+        parts: &[
+            &[
+                ("attn.attention.q_proj", "attn_q"),
+                ("attn.attention.k_proj", "attn_k"),
+                ("attn.attention.v_proj", "attn_v"),
+                ("attn.attention.out_proj", "attn_output"),
+            ],
+            GPT_NORMS_AND_PLAIN,
+        ],
         layout: Layout::Same,
         rope: false,
         defaults: || {
