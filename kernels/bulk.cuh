@@ -57,6 +57,25 @@ __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) 
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same for what was written to shared memory alone: one warp's fence is enough for the block, and no thread waits until its stores
+// elsewhere are seen everywhere.
+__device__ __forceinline__ void cluster_sync_shared() {
+    __syncthreads();
+    if (threadIdx.x < 32) asm volatile("fence.acq_rel.cluster;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Waits for the other blocks, but not for what they have written. What was read from them must be in use already.
+__device__ __forceinline__ void cluster_join() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+// In two halves, for what needs the other blocks to have begun, and their barriers to be there, which `fence_barriers` promises.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// A number to another block's shared memory, where a barrier counts its bytes.
+__device__ __forceinline__ void store_remote(uint32_t remote, float v, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0],%1,[%2];" ::"r"(remote), "f"(v), "r"(barrier) : "memory");
+}
 // An address of shared memory, in block `rank` of the cluster, and a number there.
 __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank) {
     uint32_t remote;
@@ -73,6 +92,8 @@ __device__ __forceinline__ float load_remote(uint32_t remote) {
 
 // A cluster of one block.
 __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
+__device__ __forceinline__ void cluster_sync_shared() { __syncthreads(); }
+__device__ __forceinline__ void cluster_join() { __syncthreads(); }
 __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank) { return address; }
 __device__ __forceinline__ float load_remote(uint32_t address) {
     float v;

@@ -16,7 +16,9 @@ constexpr uint32_t STEP_THREADS = 512, STEP_BLOCKS = 4;
 // What a block of a step has in shared memory.
 struct StepShared {
     float k[MAX_COLS], q[MAX_COLS];
-    float sums[STEP_BLOCKS];
+    // Of the blocks of a head, for tokens of even and of odd number, and what counts them.
+    float sums[2][STEP_BLOCKS];
+    uint64_t arrived[2];
 };
 
 // Shared memory, and what is left of each column of a state, for a number of tokens.
@@ -65,13 +67,30 @@ __device__ __forceinline__ float squares(const float* x, uint32_t n) {
     return warp_sum(sum);
 }
 
-// Where the blocks of a head wait for each other, and what one of them has summed.
+// The blocks of a head tell each other what they have summed. A block may be a token ahead of another, but not two: so there are two places
+// for sums, by turns. Nobody waits until its state is written, as at a barrier of the cluster.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-__device__ __forceinline__ void blocks_meet() {}
-__device__ __forceinline__ float sum_of_block(StepShared& m, uint32_t rank) { return m.sums[rank]; }
+__device__ __forceinline__ void ready_sums(StepShared&) {}
+__device__ __forceinline__ void await_others() {}
+__device__ __forceinline__ void tell_sum(StepShared&, uint32_t, uint32_t, float) {}
+__device__ __forceinline__ void await_sums(StepShared&, uint32_t) {}
 #else
-__device__ __forceinline__ void blocks_meet() { cluster_sync(); }
-__device__ __forceinline__ float sum_of_block(StepShared& m, uint32_t rank) { return load_remote(remote_address(shared_address(m.sums), rank)); }
+__device__ __forceinline__ void ready_sums(StepShared& m) {
+    if (threadIdx.x == 0) {
+        barrier_init(shared_address(m.arrived), 1);
+        barrier_init(shared_address(m.arrived + 1), 1);
+        fence_barriers();
+    }
+    cluster_arrive();
+}
+__device__ __forceinline__ void await_others() { cluster_wait(); }
+// By a warp, whose lanes all have the sum.
+__device__ __forceinline__ void tell_sum(StepShared& m, uint32_t token, uint32_t rank, float sum) {
+    const uint32_t lane = threadIdx.x & 31, arrived = shared_address(m.arrived + (token & 1));
+    if (lane == 0) barrier_expect(arrived, STEP_BLOCKS * 4);
+    if (lane < STEP_BLOCKS) store_remote(remote_address(shared_address(&m.sums[token & 1][rank]), lane), sum, remote_address(arrived, lane));
+}
+__device__ __forceinline__ void await_sums(StepShared& m, uint32_t token) { barrier_wait(shared_address(m.arrived + (token & 1)), token >> 1 & 1); }
 #endif
 
 // One token of each session, or with CHAINS those of each chain of rows. Grid (heads * BLOCKS, batch), STEP_THREADS / BLOCKS threads.
@@ -93,6 +112,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
     const Session* s = a.sessions[blockIdx.y];
     const uint32_t first_position = s->position, w = a.width, count = CHAINS ? s->chain : 1;
     if (CHAINS && count == 0) return;
+    if (BLOCKS > 1 && a.norm) ready_sums(m);
     float *ring = ring_of(a, s), *matrix = matrix_of(a, s, head) + (uint64_t)first_row * a.cols;
     const float *ring_before = CHAINS ? (const float*)(s->before + a.state_offset) : ring;
     const float* matrix_before = CHAINS ? (const float*)(s->before + a.state_offset + a.matrix_offset) + ((uint64_t)head * a.rows + first_row) * a.cols : matrix;
@@ -111,6 +131,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
     }
     const float rate = a.rate[head], step_bias = CHANNELS ? 0.0f : a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
     wait_for_producers();
+    if (BLOCKS > 1 && a.norm) await_others();
     // Heads that share keys read them all, and the first of them keeps them: nobody reads that entry now.
     const bool keeps = rank == 0 && (a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0);
     for (uint32_t row = 0; row < count; row++) {
@@ -190,19 +211,15 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
         if (BLOCKS == 1) {
             const uint32_t begin = min(a.rows, warp * quarter);
             const float own = warp < STEP_BLOCKS ? squares(outputs + begin, min(a.rows, begin + quarter) - begin) : 0.0f;
-            if (warp < STEP_BLOCKS && lane == 0) m.sums[warp] = own;
+            if (warp < STEP_BLOCKS && lane == 0) m.sums[0][warp] = own;
             __syncthreads();
-            for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[r]);
         } else {
-            const float own = warp == 0 ? squares(outputs, n_rows) : 0.0f;
-            if (thread == 0) m.sums[0] = own;
-            blocks_meet();
-            for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, sum_of_block(m, r));
+            if (warp == 0) tell_sum(m, row, rank, squares(outputs, n_rows));
+            await_sums(m, row);
         }
+        for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[BLOCKS == 1 ? 0 : row & 1][r]);
         const float scale = 1.0f / sqrtf(__fadd_rn(sum / (float)a.rows, a.eps));
         for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), a.norm[first_row + i]), gate_of(i));
-        // Nobody leaves before the others have read its sum.
-        if (BLOCKS > 1) blocks_meet();
     }
 }
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1, false>(a); }

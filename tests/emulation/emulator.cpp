@@ -151,6 +151,15 @@ void arrive_copied(uint32_t barrier) {
     copies.push_back({std::move(thread->pieces), &b, 0, 1});
     thread->pieces.clear();
 }
+void store_remote(uint32_t block, uint32_t to, uint32_t word, uint32_t barrier) {
+    Block& b = *thread->block->cluster->blocks[block];
+    const auto counted = b.barriers.find(barrier);
+    if (counted == b.barriers.end()) return fail("a barrier of another block that is not there yet");
+    memcpy(b.shared + to, &word, 4);
+    counted->second.bytes -= 4;
+    progress++;
+    end_phase(counted->second);
+}
 void bulk_prefetch(const void* from, uint32_t bytes) {
     if (bytes == 0 || (bytes | (uintptr_t)from) % 16) fail("a prefetch of wrong size or alignment");
 }

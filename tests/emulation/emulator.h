@@ -70,6 +70,8 @@ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 void copy(uint32_t to, const void* from, uint32_t bytes);
 void arrive_copied(uint32_t barrier);
 void bulk_prefetch(const void* from, uint32_t bytes);
+// Another block of the cluster: a word to its shared memory, which a barrier there counts.
+void store_remote(uint32_t block, uint32_t to, uint32_t word, uint32_t barrier);
 // Done when the thread waits for its group, and no sooner; nothing to copy from stands for zeros.
 void copy_in_group(uint32_t to, const void* from, uint32_t bytes);
 void end_group();

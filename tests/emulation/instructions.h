@@ -55,12 +55,22 @@ inline void cluster_sync() {
     emulator::Cluster& c = *emulator::thread->block->cluster;
     emulator::meet(c.meeting, blockDim.x * (uint32_t)c.blocks.size());
 }
+inline void cluster_sync_shared() { cluster_sync(); }
+inline void cluster_join() { cluster_sync(); }
+inline void cluster_arrive() {}
+inline void cluster_wait() { cluster_sync(); }
+inline void fence_barriers() {}
 constexpr uint32_t REMOTE = 1 << 24;  // more than the addresses of a block
 inline uint32_t remote_address(uint32_t address, uint32_t rank) { return address + rank * REMOTE; }
 inline float load_remote(uint32_t remote) {
     float v;
     memcpy(&v, emulator::thread->block->cluster->blocks[remote / REMOTE]->shared + remote % REMOTE, 4);
     return v;
+}
+inline void store_remote(uint32_t remote, float v, uint32_t barrier) {
+    uint32_t word;
+    memcpy(&word, &v, 4);
+    emulator::store_remote(remote / REMOTE, remote % REMOTE, word, barrier % REMOTE);
 }
 
 // mma.cuh
