@@ -43,9 +43,9 @@ fn before_ring(ty: RecordType, rows: usize) -> usize {
     inputs + WARPS * stage_tiles(ty, rows) * (32 * ty.row().factors * 4 + buffers * rows * TILE * 4)
 }
 
-/// A stage of the ring: rows at distances as `stage_stride` has them.
-fn stage_bytes(ty: RecordType, groups: u32, rows: usize) -> usize {
-    let record = ty.record_bytes(matrix::slices(ty, groups).1) as usize;
+/// A stage of the ring: rows at the distance that `stage_stride` has for whole records.
+fn stage_bytes(ty: RecordType, rows: usize) -> usize {
+    let record = ty.record_bytes(32) as usize;
     let stride = if record % 32 == 16 {
         record
     } else {
@@ -103,7 +103,7 @@ impl Kernels {
         let largest =
             |of: &dyn Fn(RecordType) -> usize| segments().map(|s| of(s.ty)).max().unwrap_or(0);
         let fixed = largest(&|ty| before_ring(ty, rows));
-        let stage = largest(&|ty| stage_bytes(ty, matrix.groups, rows));
+        let stage = largest(&|ty| stage_bytes(ty, rows));
         let slices = largest(&|ty| matrix::slices(ty, matrix.groups).0 as usize);
         // Sums of so many tiles: a block alone adds up those of the slices, a block of a cluster keeps its part of them.
         let kept = if cluster == 1 { 1 } else { slices };
