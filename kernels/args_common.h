@@ -550,7 +550,7 @@ struct AttendArgs {
     const Session* const* sessions;
     // Fma kernels: `[batch][n_heads * head_dim]`, rotated.
     const float* q;
-    // Long heads: the same, times scores.scale.
+    // Long heads, and rows of one session: the same, times scores.scale.
     const __half* q16;
     // `[batch][n_heads][n_chunks][part_stride(value_dim)]`: sum of values, largest score, weight.
     float* parts;
@@ -594,6 +594,10 @@ struct AttendArgs {
     // `[n_heads]`: how much less scores are with each position of distance, in the unit of the scores' scale, or NULL. Kernels for
     // sessions look there only if there is a cap, which then is none.
     const float* slopes;
+    // Kernels for rows of one session: how many there are.
+    uint32_t rows;
+    // Of those, too: blocks that run at once.
+    uint32_t at_once;
 };
 
 struct FlashArgs {
@@ -657,6 +661,6 @@ static_assert(sizeof(GatedMatmulArgs) == 72);
 static_assert(sizeof(Rotation) == 56);
 static_assert(sizeof(Scores) == 16);
 static_assert(sizeof(RopeArgs) == 240);
-static_assert(sizeof(AttendArgs) == 312);
+static_assert(sizeof(AttendArgs) == 320);
 static_assert(sizeof(FlashArgs) == 104);
 static_assert(sizeof(SampleArgs) == 48);

@@ -56,12 +56,15 @@ struct Chunks {
     uint32_t used;    // chunks
 };
 // WITHIN: of layers, too, whose window is CHUNKED.
-template <bool WITHIN = false> __device__ __forceinline__ Chunks chunks_of(const AttendArgs& a, const Session* s, uint32_t row) {
+template <bool WITHIN = false> __device__ __forceinline__ Chunks chunks_of_length(const AttendArgs& a, uint32_t length) {
     Chunks c;
-    c.length = s->position + 1 + (a.prefill ? a.first_row + row : 0);
+    c.length = length;
     c.first = WITHIN ? first_reached(a.layout, c.length) : first_seen(a.layout, c.length);
     c.begin = c.first / KV_TILE * KV_TILE;
     c.per = chunk_positions(c.length - c.begin, a.n_chunks);
     c.used = (c.length - c.begin + c.per - 1) / c.per;
     return c;
+}
+template <bool WITHIN = false> __device__ __forceinline__ Chunks chunks_of(const AttendArgs& a, const Session* s, uint32_t row) {
+    return chunks_of_length<WITHIN>(a, s->position + 1 + (a.prefill ? a.first_row + row : 0));
 }

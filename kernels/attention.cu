@@ -1,6 +1,7 @@
 // Attention of the decode step over f16 caches, and the joining of chunks.
 //
 // Row i of input is session i at its current position.
+#include "attend_rows.cuh"
 #include "attend_tiles.cuh"
 
 // Grid (n_kv_heads * head_parts, batch, blocks that share the chunks of a context). A block
@@ -32,6 +33,17 @@ ATTEND(tiles, 256, 1, 4)
 #if !defined(__CUDA_ARCH__) || LARGE_SHARED
 ATTEND(wide, 64, 3, 8)
 ATTEND(wide, 128, 3, 8)
+#endif
+
+// Rows of one session, in the same tiles.
+#define ATTEND_ROWS(name, hd, stages, warps, columns) \
+    extern "C" __global__ void __launch_bounds__(32 * warps) attend_rows_##name##_##hd##_##stages(const __grid_constant__ AttendArgs a) { attend_rows<hd, stages, warps, columns>(a); }
+#if !defined(__CUDA_ARCH__) || LARGE_SHARED
+ATTEND_ROWS(tiles, 64, 3, 4, 16)
+ATTEND_ROWS(tiles, 128, 3, 4, 16)
+ATTEND_ROWS(tiles, 256, 2, 4, 8)
+ATTEND_ROWS(wide, 64, 3, 8, 16)
+ATTEND_ROWS(wide, 128, 3, 8, 16)
 #endif
 
 // Joins the chunks and writes the product's input. Grid (n_heads * value_dim / 128 rounded up, batch),

@@ -6,6 +6,7 @@ use crate::kernels_norm::norm;
 use emberlm::backend::cuda::args::{self, KvLayout};
 use emberlm::backend::cuda::attention::{FMA_ROWS, KV_TILE, LONGEST_SHORT, part_stride};
 use emberlm::backend::cuda::driver::Buffer;
+use emberlm::backend::cuda::step::RowsOf;
 
 /// What is unlike llama.
 #[derive(Clone, Copy, Default)]
@@ -335,7 +336,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
     };
     let width = heads * dim;
     let q16 = poisoned(positions * width * 2);
-    let q32 = poisoned(width * 4);
+    let q32 = poisoned(11 * width * 4);
     let rope = args::Rope {
         sessions: s.table.address(),
         qkv: input.address(),
@@ -393,15 +394,38 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
     }
 
     // Decode at several depths; appending again must change nothing.
+    let many = 11;
     let groups = width.div_ceil(32);
     let (q8_out, scale_out, f32_out) = (
-        poisoned(groups * 32),
-        poisoned(groups * 4),
-        poisoned(groups * 32 * 4),
+        poisoned(many * groups * 32),
+        poisoned(many * groups * 4),
+        poisoned(many * groups * 32 * 4),
     );
-    let tickets = upload(&vec![0u32; heads]);
+    let tickets = upload(&vec![0u32; many * heads]);
     let n_chunks = 7;
-    let parts = poisoned(heads * n_chunks * part_stride(dim as u32) as usize * 4);
+    let parts = poisoned(many * heads * n_chunks * part_stride(dim as u32) as usize * 4);
+    let attend = |p: usize| args::Attend {
+        sessions: s.table.address(),
+        q: q32.address(),
+        q16: q16.address(),
+        parts: parts.address(),
+        q8: q8_out.address(),
+        q8_scale: scale_out.address(),
+        f32: f32_out.address(),
+        qkv: input.address() + (p * stride * 4) as u64,
+        tickets: tickets.address(),
+        rotation,
+        q_norm,
+        k_norm,
+        layout: s.layout,
+        scores,
+        qkv_stride: stride as u32,
+        n_heads: heads as u32,
+        n_chunks: n_chunks as u32,
+        value_head: (heads + kv_heads) as u32,
+        value_dim: dim as u32,
+        ..Default::default()
+    };
     for p in [0, 1, 31, 32, 63, 64, 65, 127, 300, 460, 699] {
         // What a ring still holds.
         if variant
@@ -411,34 +435,15 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             continue;
         }
         s.set_position(p);
-        let attend = args::Attend {
-            sessions: s.table.address(),
-            q: q32.address(),
-            q16: q16.address(),
-            parts: parts.address(),
-            q8: q8_out.address(),
-            q8_scale: scale_out.address(),
-            f32: f32_out.address(),
-            qkv: input.address() + (p * stride * 4) as u64,
-            tickets: tickets.address(),
-            rotation,
-            q_norm,
-            k_norm,
-            layout: s.layout,
-            scores,
-            qkv_stride: stride as u32,
-            n_heads: heads as u32,
-            n_chunks: n_chunks as u32,
-            value_head: (heads + kv_heads) as u32,
-            value_dim: dim as u32,
-            ..Default::default()
-        };
+        let attend = attend(p);
         let want = want(p);
         // As devices do it that have the shared memory for tiles, and as the others do.
         for fma in [false, true] {
             with_stream(|stream| unsafe {
                 match fma {
-                    false => kernels().attend(stream, &attend, 1, false).unwrap(),
+                    false => kernels()
+                        .attend(stream, &attend, 1, RowsOf::Sessions)
+                        .unwrap(),
                     true => kernels().attend_fma(stream, &attend, 1).unwrap(),
                 }
             });
@@ -456,6 +461,60 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             assert!(error < 0.01, "{what}: int8: error {error}");
             let padding = width..groups * 32;
             assert!(padding.into_iter().all(|i| plain[i] == 0.0 && q[i] == 0));
+        }
+    }
+
+    // Rows of one session have the bits that they have alone, also beside others whose context has another chunk.
+    let session = download::<args::Session>(&s.session, 1)[0];
+    let most = [70, 129, 260, 462, 699];
+    for last in most
+        .into_iter()
+        .filter(|p| variant.window.is_none() || *p > 400)
+    {
+        let first = last + 1 - many;
+        let mut alone = Vec::new();
+        for p in first..=last {
+            s.set_position(p);
+            let attend = attend(p);
+            with_stream(|stream| unsafe {
+                let rows = RowsOf::Sessions;
+                kernels().attend(stream, &attend, 1, rows).unwrap();
+            });
+            alone.extend(download::<f32>(&f32_out, groups * 32));
+        }
+        let sessions: Vec<args::Session> = (first..=last)
+            .map(|p| args::Session {
+                position: p as u32,
+                ..session
+            })
+            .collect();
+        let sessions = upload(&sessions);
+        let size = size_of::<args::Session>() as u64;
+        let addresses = (0..many as u64).map(|i| sessions.address() + i * size);
+        let table = upload(&addresses.collect::<Vec<u64>>());
+        for rows in [RowsOf::Drafts, RowsOf::OneSession] {
+            for count in [2, 5, many] {
+                let attend = args::Attend {
+                    sessions: table.address(),
+                    ..attend(first)
+                };
+                f32_out
+                    .write(0, &vec![f32::NAN; many * groups * 32])
+                    .unwrap();
+                with_stream(|stream| unsafe {
+                    kernels()
+                        .attend(stream, &attend, count as u32, rows)
+                        .unwrap();
+                });
+                let got: Vec<f32> = download(&f32_out, count * groups * 32);
+                let same = got
+                    .iter()
+                    .zip(&alone)
+                    .all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{count} rows up to {last}, {rows:?}");
+                let tickets: Vec<u32> = download(&tickets, many * heads);
+                assert!(tickets.iter().all(|t| *t == 0), "rows: tickets");
+            }
         }
     }
 }

@@ -152,6 +152,29 @@ void attended(const Network& network, uint32_t position) {
     for (r.first_row = 0; r.first_row < ROWS; r.first_row++) run(1, 256, [&] { rope_append(r); });
     check(memcmp(caches[0], caches[1], bytes) == 0, "other keys and values", 0);
     for (uint32_t row = 0; row < ROWS; row++) check(attend(sessions[row], row, 1) == alone[row], "other bits than the step", row);
+    // The same in tiles that rows share, queries rotated beforehand.
+    __half* queries = allocate<__half>(ROWS * width);
+    r.q_f16 = queries;
+    r.q_scale = a.scores.scale;
+    for (r.first_row = 0; r.first_row < ROWS; r.first_row++)
+        run(1, 256, [&] { rope_append(r); });
+    a.sessions = sessions;
+    a.qkv = qkv;
+    a.q16 = queries;
+    a.rows = ROWS;
+    a.parts = allocate<float>((size_t)ROWS * n.n_heads * MAX_CHUNKS * part_stride(n.head_dim));
+    a.tickets = allocate<uint32_t>(ROWS * n.n_kv_heads);
+    memset(a.tickets, 0, ROWS * n.n_kv_heads * 4);
+    a.shares = 1;
+    // One row, two, four, or as many as there is room for, by how many blocks there may be.
+    for (uint32_t blocks : {1000u, 3 * n.n_kv_heads, 2 * n.n_kv_heads, 1u}) {
+        std::vector<float> out(ROWS * width, NAN);
+        a.f32 = out.data();
+        a.at_once = blocks;
+        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_rows<128, 3, 4, 16>(a) : attend_rows<64, 3, 4, 16>(a); });
+        for (uint32_t row = 0; row < ROWS; row++)
+            check(std::equal(alone[row].begin(), alone[row].end(), &out[row * width]), "other bits than the step in shared tiles", row);
+    }
 }
 
 int main() {

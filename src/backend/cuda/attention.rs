@@ -7,6 +7,7 @@ pub use long::{FMA_ROWS, MAX_LATENT_KEY};
 use super::args;
 use super::driver::Stream;
 use super::kernels::Kernels;
+use super::step::RowsOf;
 use crate::error::Result;
 
 /// Positions per tile of the KV cache, as `KV_TILE` of common.cuh.
@@ -54,6 +55,10 @@ impl Kernels {
                 .flatten()
             {
                 self.find("attention", &tiles.name, tiles.shared)?;
+                if self.has_large_shared() {
+                    let rows = of_rows(&tiles.name);
+                    self.find("attention", &rows, tiles.shared)?;
+                }
             }
             let bytes = flash_shared(dim);
             for q8 in ["", "q8_"] {
@@ -122,8 +127,8 @@ impl Kernels {
     }
 
     /// Norms and rotates queries and keys, appends keys and values to the cache, and attends, for one
-    /// position of each of `batch` sessions. With `share_caches`, some of these are positions of one cache, and all
-    /// are appended before any attends. The tickets must be zeros, and are left so.
+    /// position of each of `batch` rows. Where some of these are of one session, all are appended before any attends. The
+    /// tickets must be zeros, and are left so.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -132,7 +137,7 @@ impl Kernels {
         stream: &Stream,
         args: &args::Attend,
         batch: u32,
-        share_caches: bool,
+        rows: RowsOf,
     ) -> Result<()> {
         let dim = args.layout.head_dim;
         if dim > LONGEST_SHORT {
@@ -151,16 +156,29 @@ impl Kernels {
             return unsafe { self.attend_fma(stream, args, batch) };
         };
         let mut args = in_tiles(args);
-        if share_caches && args.shares == 0 {
+        let heads = args.layout.n_kv_heads * args.head_parts;
+        let group = args.n_heads / args.layout.n_kv_heads;
+        // Those of one session share tiles, where there are kernels for it.
+        let at_once = rows_at_once(padded, group.min(8));
+        let together =
+            rows == RowsOf::OneSession && batch > 1 && at_once > 1 && self.has_large_shared();
+        if rows != RowsOf::Sessions && (args.shares == 0 || together) {
+            let rope = args::Rope {
+                q_f16: if together { args.q16 } else { 0 },
+                q_scale: args.scores.scale,
+                ..rope_of(&args)
+            };
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-            unsafe { self.rope_append(stream, &rope_of(&args), batch)? };
+            unsafe { self.rope_append(stream, &rope, batch)? };
             args.shares = 1;
         }
-        let heads = args.layout.n_kv_heads * args.head_parts;
         let few = heads <= FEW_BLOCKS && dim as usize >= WIDE_HEAD_SIZES[0];
         // Blocks share the chunks of long contexts: two a multiprocessor, or one of twice as many warps.
         let wide = self.wide_tiles(padded).filter(|_| few);
+        args.rows = batch;
+        args.at_once = 2 * self.multiprocessors();
         let (tiles, blocks) = if let Some(wide) = wide {
+            args.at_once = self.multiprocessors();
             args.n_chunks = args.n_chunks.min(self.multiprocessors() / heads);
             (wide, self.multiprocessors() / (heads * batch))
         } else {
@@ -176,16 +194,13 @@ impl Kernels {
         let room = tiles.shared / (4 * part_stride(dim) as usize);
         args.n_chunks = args.n_chunks.min(room as u32);
         let grid = (heads, batch, blocks.clamp(1, args.n_chunks));
+        let name = match together {
+            true => of_rows(&tiles.name),
+            false => tiles.name,
+        };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            self.launch(
-                stream,
-                &tiles.name,
-                grid,
-                tiles.warps * 32,
-                tiles.shared,
-                &args,
-            )?;
+            self.launch(stream, &name, grid, tiles.warps * 32, tiles.shared, &args)?;
             if args.join == 0 {
                 self.combine(stream, &args, batch)?;
             }
@@ -282,6 +297,17 @@ impl Kernels {
             )
         }
     }
+}
+
+/// The kernel in tiles for rows of one session.
+fn of_rows(tiles: &str) -> String {
+    tiles.replacen("attend_", "attend_rows_", 1)
+}
+
+/// Rows of one session that a block of `attend_rows_*` takes, whose KV heads have so many queries: by its columns.
+fn rows_at_once(padded: usize, queries: u32) -> u32 {
+    let columns = if padded > 128 { 8 } else { 16 };
+    columns / queries
 }
 
 /// Whether attention is of a kind that few networks have: within chunks, or with scores that fall with the distance. Of the kernels for short

@@ -9,11 +9,11 @@ use super::crossing;
 use super::driver::{Buffer, Graph, Stream};
 use super::evaluation::Evaluation;
 use super::predictor::Keeps;
-use super::runner::core::{Core, EVALUATE, Kind};
+use super::runner::core::{Core, Kind};
 use super::runner::{Chosen, MAX_ROWS, Prepared, Rows, Steps};
 use super::sampling::Stages;
 use super::state::KvPlan;
-use super::step::{Ending, StepBuffers};
+use super::step::{Ending, RowsOf, StepBuffers};
 use super::walk::Span;
 use super::weights::CudaWeights;
 use crate::backend::{KvType, MAX_BATCH, MaskSource, Residual, RowError, RowResult, TokenInput};
@@ -132,7 +132,10 @@ impl Batch {
             return Err(Error::new(Status::Internal, message).into());
         }
         let _current = weights.context().enter()?;
-        let drafts = members.iter().any(|m| !m.drafts.is_empty());
+        let rows = match members.iter().any(|m| !m.drafts.is_empty()) {
+            true => RowsOf::Drafts,
+            false => RowsOf::Sessions,
+        };
         let all = members.iter().map(|m| m.core.keeps());
         let keeps = all.fold(Keeps::default(), Keeps::or);
         let kind = |ending| Kind {
@@ -140,7 +143,10 @@ impl Batch {
             adapted: members.iter().any(|m| m.core.has_adapters()),
             keeps,
         };
-        let evaluate = kind(Ending { drafts, ..EVALUATE });
+        let evaluate = kind(Ending {
+            rows,
+            ..Ending::EVALUATE
+        });
         let mut stages = Stages::default();
         let mut ready = ArrayVec::<Ready, MAX_BATCH>::new();
         for (i, member) in members.iter_mut().enumerate() {
@@ -173,7 +179,7 @@ impl Batch {
             advance: !masked,
             choose: true,
             stages,
-            drafts,
+            rows,
         };
         self.launch(weights, n, Kind { ending, ..evaluate })?;
         self.collect(members, ready)
@@ -328,7 +334,7 @@ impl Batch {
             Some(at) => at,
             None => {
                 let of_drafts = self.table.address() + MAX_BATCH as u64 * 8;
-                let around = |accept: bool| match ending.drafts {
+                let around = |accept: bool| match ending.rows != RowsOf::Sessions {
                     // SAFETY: as below.
                     true => unsafe {
                         let most = MAX_BATCH as u32;

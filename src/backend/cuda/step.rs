@@ -127,8 +127,34 @@ pub struct Ending {
     pub choose: bool,
     /// How.
     pub stages: Stages,
-    /// Some rows are positions of one session, which verifies drafts.
-    pub drafts: bool,
+    /// Whose positions its rows are.
+    pub rows: RowsOf,
+}
+
+impl Ending {
+    /// Of a step that chooses nothing.
+    pub const EVALUATE: Ending = Ending {
+        advance: true,
+        choose: false,
+        stages: Stages {
+            adjust: false,
+            penalize: false,
+            draw: false,
+            logprobs: false,
+        },
+        rows: RowsOf::Sessions,
+    };
+}
+
+/// Whose positions the rows of a step are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowsOf {
+    /// Of a session each.
+    Sessions,
+    /// Some of one session, which verifies drafts.
+    Drafts,
+    /// All of one session, in ascending order.
+    OneSession,
 }
 
 impl StepBuffers {
@@ -188,7 +214,7 @@ impl StepBuffers {
     pub unsafe fn enqueue(&self, eval: &Evaluation, batch: u32, ending: Ending) -> Result<()> {
         // SAFETY: by contract, *weights*, *sessions* and *workspace* hold, and this memory is for the plan of `eval`.
         let mut step = unsafe { self.operations(eval, batch, None)? };
-        step.share_caches = ending.drafts;
+        step.rows_of = ending.rows;
         step.run(ending)
     }
 
@@ -222,7 +248,7 @@ impl StepBuffers {
             advance: true,
             choose: true,
             stages,
-            drafts: false,
+            rows: RowsOf::Sessions,
         })
     }
 
@@ -242,7 +268,7 @@ impl StepBuffers {
             buffers: self,
             eval: *eval,
             batch,
-            share_caches: false,
+            rows_of: RowsOf::Sessions,
             met: Cell::new(0),
             waiting: Cell::new(None),
             is_moved: Cell::new(false),
@@ -259,8 +285,7 @@ pub(super) struct StepOperations<'a> {
     pub buffers: &'a StepBuffers,
     pub eval: Evaluation<'a>,
     pub batch: u32,
-    /// Rows may be positions of one cache.
-    pub share_caches: bool,
+    pub rows_of: RowsOf,
     /// Meetings with other ranks so far.
     met: Cell<u32>,
     /// What is still to be added to the residual stream: the next product may do it.
@@ -271,6 +296,11 @@ pub(super) struct StepOperations<'a> {
 }
 
 impl StepOperations<'_> {
+    /// Whether rows may be positions of one cache.
+    pub(super) fn share_caches(&self) -> bool {
+        self.rows_of != RowsOf::Sessions
+    }
+
     /// Positions that attention reads, where a timeline asks.
     pub fn positions(&self) -> u64 {
         self.timeline.map_or(0, |t| t.positions)

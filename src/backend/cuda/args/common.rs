@@ -659,7 +659,7 @@ pub struct Attend {
     pub sessions: ConstPtr<ConstPtr<Session>>,
     /// Fma kernels: `[batch][n_heads * head_dim]`, rotated.
     pub q: ConstPtr<f32>,
-    /// Long heads: the same, times scores.scale.
+    /// Long heads, and rows of one session: the same, times scores.scale.
     pub q16: ConstPtr<Half>,
     /// `[batch][n_heads][n_chunks][part_stride(value_dim)]`: sum of values, largest score, weight.
     pub parts: Ptr<f32>,
@@ -703,6 +703,10 @@ pub struct Attend {
     /// `[n_heads]`: how much less scores are with each position of distance, in the unit of the scores' scale, or NULL. Kernels for
     /// sessions look there only if there is a cap, which then is none.
     pub slopes: ConstPtr<f32>,
+    /// Kernels for rows of one session: how many there are.
+    pub rows: u32,
+    /// Of those, too: blocks that run at once.
+    pub at_once: u32,
 }
 
 /// `FlashArgs`.
@@ -774,7 +778,7 @@ const _: () = {
     assert!(size_of::<Rotation>() == 56);
     assert!(size_of::<Scores>() == 16);
     assert!(size_of::<Rope>() == 240);
-    assert!(size_of::<Attend>() == 312);
+    assert!(size_of::<Attend>() == 320);
     assert!(size_of::<Flash>() == 104);
     assert!(size_of::<Sample>() == 48);
 };

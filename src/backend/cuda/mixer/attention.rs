@@ -375,7 +375,7 @@ impl StepOperations<'_> {
         // zeros between any two kernels.
         unsafe {
             e.kernels
-                .attend(e.stream, &attend, self.batch, self.share_caches)?
+                .attend(e.stream, &attend, self.batch, self.rows_of)?
         };
         let row = 2 * u64::from(layout.n_kv_heads) * u64::from(layout.row_bytes);
         let seen = self.positions().min(u64::from(layout.window));

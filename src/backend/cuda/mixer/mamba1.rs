@@ -199,7 +199,7 @@ impl StepOperations<'_> {
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe {
             e.kernels
-                .convolve(e.stream, &conv, Some((self.batch, self.share_caches)))?
+                .convolve(e.stream, &conv, Some((self.batch, self.share_caches())))?
         };
         let channels = plan.scan.channels;
         let input = self.row_input(rows.convolved, channels, None, &plan.short)?;
@@ -216,7 +216,7 @@ impl StepOperations<'_> {
         // SAFETY: as above.
         unsafe {
             e.kernels
-                .selective_step(e.stream, &scan, (self.batch, self.share_caches))?
+                .selective_step(e.stream, &scan, (self.batch, self.share_caches()))?
         };
         self.mark(Work::Attention, plan.state_bytes)?;
         self.row_input(steps, channels, None, &plan.output)

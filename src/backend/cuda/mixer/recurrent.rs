@@ -524,7 +524,7 @@ impl StepOperations<'_> {
                         args = of_channels(args, c.first, both);
                     }
                     e.kernels
-                        .recurrent_step(e.stream, &args, (self.batch, self.share_caches))?;
+                        .recurrent_step(e.stream, &args, (self.batch, self.share_caches()))?;
                     if let InStep::Product(norm) = in_step {
                         by_product = Some(*norm);
                     }
@@ -547,7 +547,7 @@ impl StepOperations<'_> {
                         ..*args
                     };
                     e.kernels
-                        .short_conv(e.stream, &args, (self.batch, self.share_caches))?;
+                        .short_conv(e.stream, &args, (self.batch, self.share_caches()))?;
                 }
             }
         }

@@ -11,7 +11,7 @@ use crate::backend::cuda::hidden::StateRing;
 use crate::backend::cuda::predictor::Keeps;
 use crate::backend::cuda::sampling::{SamplingState, Stages};
 use crate::backend::cuda::state::{FixedState, State};
-use crate::backend::cuda::step::{Ending, StepBuffers};
+use crate::backend::cuda::step::{Ending, RowsOf, StepBuffers};
 use crate::backend::cuda::weights::CudaWeights;
 use crate::backend::state::{StateInfo, StateLayout};
 use crate::backend::{
@@ -27,19 +27,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Entries of the ring of chosen tokens: steps that can be under way.
 pub const RESULT_SLOTS: u32 = 64;
-
-/// A step that chooses nothing.
-pub const EVALUATE: Ending = Ending {
-    advance: true,
-    choose: false,
-    stages: Stages {
-        adjust: false,
-        penalize: false,
-        draw: false,
-        logprobs: false,
-    },
-    drafts: false,
-};
 
 /// A kind of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +151,7 @@ impl Core {
                 advance,
                 choose,
                 stages: Stages::default(),
-                drafts: false,
+                rows: RowsOf::Sessions,
             })?;
         }
         Ok(())
@@ -634,7 +621,7 @@ impl Core {
             false,
             &interrupt,
         )?;
-        let launched = self.launch(EVALUATE);
+        let launched = self.launch(Ending::EVALUATE);
         self.lose_track();
         launched
     }
@@ -784,7 +771,7 @@ impl Core {
         self.set_token(&stream, last)?;
         self.mirror.position = None;
         self.enter(residual.input, start + first.len())?;
-        self.launch(EVALUATE)?;
+        self.launch(Ending::EVALUATE)?;
         self.leave(residual.output)?;
         self.buffers.check_host()?;
         self.mirror.position = Some((start + tokens.len()) as u32);

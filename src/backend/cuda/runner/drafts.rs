@@ -7,7 +7,7 @@
 //! Of a network in parts, the last one verifies, and the others evaluate the same rows: they choose nothing, and [`Core::keep_drafts`] tells
 //! them which rows were right. What a step marks, each part does when the choices are handed out ([`Core::settle_drafts`]).
 
-use super::core::{Core, EVALUATE, Extension, Kind, RESULT_SLOTS};
+use super::core::{Core, Extension, Kind, RESULT_SLOTS};
 use super::steps::{Chosen, Request};
 use crate::backend::cuda::arena::{Arena, Placed};
 use crate::backend::cuda::args;
@@ -16,7 +16,7 @@ use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
 use crate::backend::cuda::evaluation::Evaluation;
 use crate::backend::cuda::kernels::Kernels;
 use crate::backend::cuda::sampling::Stages;
-use crate::backend::cuda::step::{Ending, StepBuffers};
+use crate::backend::cuda::step::{Ending, RowsOf, StepBuffers};
 use crate::backend::row::Front;
 use crate::backend::{MaskSource, Residual, TokenInput, fill_mask};
 use crate::engine::sampling::Sampling;
@@ -406,7 +406,7 @@ impl Core {
             advance: true,
             choose: true,
             stages,
-            drafts: true,
+            rows: RowsOf::OneSession,
         };
         let n = tokens.len();
         let launched = self.enter_rows(input).and_then(|()| match mask {
@@ -462,8 +462,8 @@ impl Core {
         self.prepare_rows(&stream, tokens, &Sampling::GREEDY, false, interrupt)?;
         self.enter_rows(residual.input)?;
         let evaluate = Ending {
-            drafts: true,
-            ..EVALUATE
+            rows: RowsOf::OneSession,
+            ..Ending::EVALUATE
         };
         self.launch_drafts(n, evaluate)?;
         let width = self.weights.plan().hidden as usize;
@@ -624,8 +624,8 @@ impl Core {
         flight: &mut Flight,
     ) -> Result<()> {
         let evaluate = Ending {
-            drafts: true,
-            ..EVALUATE
+            rows: RowsOf::OneSession,
+            ..Ending::EVALUATE
         };
         self.launch_drafts(n, evaluate)?;
         self.take_row_masks(flight, mask)?;

@@ -1,10 +1,10 @@
 //! Steps of a session: how they are launched, and how their results come back.
 
-use super::core::{Core, EVALUATE, RESULT_SLOTS};
+use super::core::{Core, RESULT_SLOTS};
 use crate::backend::MaskSource;
 use crate::backend::cuda::driver::Stream;
 use crate::backend::cuda::sampling::Stages;
-use crate::backend::cuda::step::Ending;
+use crate::backend::cuda::step::{Ending, RowsOf};
 use crate::engine::sampling::{Logprobs, Sampling};
 use crate::error::{Result, fail};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Core {
             advance,
             choose: true,
             stages,
-            drafts: false,
+            rows: RowsOf::Sessions,
         };
         self.launch(kind(prepared.appends))?;
         self.has_logits &= !prepared.appends;
@@ -111,7 +111,7 @@ impl Core {
         } = request;
         let prepared = self.prepare(&stream, token, 1, sampling, true, interrupt)?;
         if prepared.appends {
-            self.launch(EVALUATE)?;
+            self.launch(Ending::EVALUATE)?;
             // Whatever the source does, the device has gone on.
             self.has_logits = false;
             self.mirror.position = None;
@@ -121,7 +121,7 @@ impl Core {
                 advance: false,
                 choose: true,
                 stages: prepared.stages,
-                drafts: false,
+                rows: RowsOf::Sessions,
             })
         });
         if let Err(e) = launched {
