@@ -127,12 +127,22 @@ fn linears(block: &Block) -> Vec<&Linear> {
         return Vec::new();
     }
     let mut all = match &block.mixer {
-        Mixer::Latent(_) => Vec::new(),
+        // What takes heads into the space of latent vectors and out of it is made of another matrix.
+        Mixer::Latent(latent) => latent.projections(),
         mixer => mixer.linears(),
     };
-    if let FeedForward::Dense(mlp) = &block.feed_forward {
-        all.extend(mlp.linears());
+    match &block.feed_forward {
+        FeedForward::Dense(mlp) => all.extend(mlp.linears()),
+        FeedForward::Both(both) => all.extend(both.mlp.linears()),
+        FeedForward::Latent(latent) => {
+            all.extend([&latent.enter, &latent.leave]);
+            all.extend(latent.mlp.linears());
+        }
+        FeedForward::Experts(_) | FeedForward::OnHost(_) | FeedForward::None => {}
     }
+    // Of experts, only what every token goes through.
+    let shared = block.feed_forward.experts().and_then(|e| e.shared.as_ref());
+    all.extend(shared.into_iter().flat_map(|shared| shared.mlp.linears()));
     all
 }
 

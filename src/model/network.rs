@@ -407,9 +407,8 @@ impl Mixer {
         match self {
             Mixer::Attention(a) => a.linears(),
             Mixer::Latent(a) => {
-                let mut all = vec![&a.q, &a.kv, &a.to_latent, &a.from_latent, &a.output];
-                all.extend(&a.q_a);
-                all.extend(&a.gate);
+                let mut all = a.projections();
+                all.extend([&a.to_latent, &a.from_latent]);
                 all
             }
             Mixer::ShortConv(m) => vec![&m.b, &m.c, &m.x, &m.output],
@@ -552,6 +551,14 @@ pub struct LatentAttention {
 }
 
 impl LatentAttention {
+    /// The matrices that are products of whole rows.
+    pub fn projections(&self) -> Vec<&Linear> {
+        let mut all = vec![&self.q, &self.kv, &self.output];
+        all.extend(&self.q_a);
+        all.extend(&self.gate);
+        all
+    }
+
     /// Elements of `s` and of `r`.
     pub fn rotated(&self) -> usize {
         2 * self.rope.inv_freq.len()

@@ -148,10 +148,36 @@ fn adapters_of_shared_parts_are_of_two_matrices() {
         let e = load("granite_hybrid", rows).err().unwrap();
         assert_eq!(e.status, Status::ShapeMismatch, "{e}");
     }
-    // Beside experts, it is one of them.
-    let e = load("granite_hybrid_moe", 24).err().unwrap();
-    assert_eq!(e.status, Status::Unsupported, "{e}");
-    assert!(e.message.contains("ffn_gate_shexp"), "{e}");
+    // Beside experts, it is what every token goes through.
+    assert!(load("granite_hybrid_moe", 24).is_ok());
+    same_as_merged(
+        "granite_hybrid_moe",
+        &[input, ".shared_mlp.output_linear.weight"],
+        8,
+    );
+}
+
+/// What every token goes through beside experts, and what latent attention has of whole rows.
+#[test]
+fn adapters_of_shared_experts_and_latent_attention() {
+    let shared = |which: &str| format!(".{which}_proj.weight");
+    let shared = ["gate", "up", "down"].map(shared);
+    let shared = |name: &str| shared.clone().map(|part| format!(".{name}{part}"));
+    let check = |family: &str, parts: &[String], count: usize| {
+        let parts: Vec<&str> = parts.iter().map(|part| &**part).collect();
+        same_as_merged(family, &parts, count);
+    };
+    check("qwen2_moe", &shared("shared_expert"), 6);
+    check("llama4", &shared("shared_expert"), 3);
+    check("hunyuan_moe", &shared("shared_mlp"), 6);
+    check("nemotron_h_moe", &shared("shared_experts"), 4);
+    let latent = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"];
+    let latent = latent.map(|name| format!(".{name}.weight"));
+    check(
+        "deepseek_v3",
+        &[&latent[..], &shared("shared_experts")].concat(),
+        18,
+    );
 }
 
 /// A folder's adapter for these matrices of a family, as many as that, does what their sums would.
@@ -206,7 +232,18 @@ fn same_as_merged(name: &str, parts: &[&str], count: usize) {
     for path in [family_path(name).join("model.gguf"), family_path(name)] {
         let model = load_model(&path);
         let adapter = Adapter::load(model.clone(), dir.path()).unwrap();
-        let found = logits(&mut with(&model, &[scaled(&adapter, 1.0)], &TOKENS));
+        let wanted = [scaled(&adapter, 1.0)];
+        let found = logits(&mut with(&model, &wanted, &TOKENS));
+        let (first, others) = TOKENS.split_at(1);
+        let mut one_by_one = with(&model, &wanted, first);
+        for token in others {
+            one_by_one.prefill(&[*token]).unwrap();
+        }
+        assert!(
+            logits(&mut one_by_one) == found,
+            "{}, one by one",
+            path.display()
+        );
         let mut plain = session(&model);
         plain.prefill(&TOKENS).unwrap();
         let largest = |other: &[f32]| {

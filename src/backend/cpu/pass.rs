@@ -98,6 +98,17 @@ impl Tokens<'_> {
         self.weights.isa
     }
 
+    /// Keeps the input of products that the adapters of a token's session may add to.
+    ///
+    /// # Safety
+    /// No other thread uses this token's.
+    pub unsafe fn keep(&self, token: usize, row: &[f32]) {
+        if let Some(adapters) = &self.adapters {
+            // SAFETY: by contract, no other thread uses this token's.
+            unsafe { adapters.keep(self.isa(), token, row) }
+        }
+    }
+
     /// Adds what the adapters of a token's session have to rows of the product at an index among those of
     /// [`lora_down`](Pass::lora_down).
     ///
@@ -528,16 +539,14 @@ impl Pass<'_, '_> {
                         row = norm.apply(isa, row, &mut me.row);
                     }
                     tokens.input.set_row(isa, t, row, enc);
-                    if let Some(adapters) = &tokens.adapters {
-                        adapters.keep(isa, t, row);
-                    }
+                    tokens.keep(t, row);
                 }
             }
         })
     }
 
     /// Readies what the sessions' adapters add to these products of the encoded input.
-    fn lora_down(&self, products: &[&Product]) -> Result<()> {
+    pub fn lora_down(&self, products: &[&Product]) -> Result<()> {
         match &self.tokens.adapters {
             Some(adapters) => adapters.lora_down(self, products),
             None => Ok(()),

@@ -215,6 +215,13 @@ impl DeviceAdapter {
     /// device.
     pub fn take(context: &Arc<Context>, plan: &Plan, adapter: &Adapter) -> Result<DeviceAdapter> {
         let what = "an adapter";
+        let mut on_host = plan.linears_on_host.iter();
+        if let Some((_, name)) = on_host.find(|(id, _)| adapter.pairs.contains_key(id)) {
+            fail!(
+                Unsupported,
+                "tensor {name}: the adapter is for a matrix that the CPU evaluates for the GPU, with experts; that is not supported"
+            );
+        }
         let _current = context.enter()?;
         let mine: Vec<&MatrixCut> = (plan.linears.iter().map(|l| &l.cut))
             .filter(|cut| adapter.pairs.contains_key(&cut.whole))

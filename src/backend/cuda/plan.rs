@@ -20,7 +20,7 @@ use crate::error::{Result, Status, fail};
 use crate::format::{Tensor, TensorId};
 use crate::model::{
     Activation, Block, Entry, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind,
-    Rope, RopePairing, Temperature, adaptable_cuts,
+    Rope, RopePairing, Temperature, adaptable_cuts, adaptable_linears,
 };
 use std::sync::Arc;
 
@@ -193,6 +193,8 @@ pub struct Plan {
     pub without_texts: Option<&'static str>,
     /// What layers keep of fixed size.
     pub fixed: Arc<FixedPlan>,
+    /// The linear layers of feed-forward parts that the host evaluates, where nobody adds adapters.
+    pub linears_on_host: Vec<(TensorId, Arc<str>)>,
     /// The linear layers that adapters can be added to.
     pub linears: Vec<AdaptedLinear>,
     /// What embedding and head are, which a head that guesses further tokens may share.
@@ -723,6 +725,10 @@ impl Plan {
             (false, _) => absent,
         };
         let plan = Plan {
+            linears_on_host: (network.host.iter())
+                .flat_map(|apart| adaptable_linears(apart))
+                .map(|linear| (linear.weight.id(), linear.weight.name.clone()))
+                .collect(),
             ends: (Front::of(network), network.ends()),
             entry,
             hidden: network.hidden as u32,

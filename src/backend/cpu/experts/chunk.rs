@@ -133,10 +133,10 @@ impl ExpertChunk<'_> {
             let run = |i: usize| unsafe { self.run_at(layer, &window, runs.start + i) };
             let slots = (runs.len(), window.len());
             let factor = |slot: usize| self.input_factor(layer, window.start + slot);
-            self.gate_up(pass, slots, run, self.input, factor)?;
+            self.gate_up(pass, slots, run, self.input, factor, false)?;
             let enc = layer.experts.down.matrix.encodings();
-            self.encode(pass, window.len(), layer.experts.n_ff, enc)?;
-            self.down(pass, slots, run, layer.hidden)?;
+            self.encode(pass, window.len(), layer.experts.n_ff, enc, false)?;
+            self.down(pass, slots, run, layer.hidden, false)?;
             self.add_window(pass, layer, &window, y)?;
         }
         if let Some(shared) = &layer.shared {
@@ -145,10 +145,12 @@ impl ExpertChunk<'_> {
                 expert,
                 tokens: 0..n,
             };
-            self.gate_up(pass, (1, n), run, input, |_| 1.0)?;
+            shared.products.lora_down_first(pass)?;
+            self.gate_up(pass, (1, n), run, input, |_| 1.0, true)?;
             let enc = shared.products.down.matrix.encodings();
-            self.encode(pass, n, shared.products.n_ff, enc)?;
-            self.down(pass, (1, n), run, layer.hidden)?;
+            self.encode(pass, n, shared.products.n_ff, enc, true)?;
+            pass.lora_down(&[&shared.products.down])?;
+            self.down(pass, (1, n), run, layer.hidden, true)?;
             self.add_shared(pass, layer, expert, y)?;
         }
         Ok(())
@@ -329,7 +331,8 @@ impl ExpertChunk<'_> {
         }
     }
 
-    /// Gate and up (or up alone) of runs with so many slots together, activated, in `inner`, with a factor on what each slot reads.
+    /// Gate and up (or up alone) of runs with so many slots together, activated, in `inner`, with a factor on what each slot reads. Of a
+    /// shared expert, whose slots are tokens, with what their adapters add.
     fn gate_up<'l>(
         &self,
         pass: &Pass,
@@ -337,10 +340,12 @@ impl ExpertChunk<'_> {
         run: impl Fn(usize) -> Run<'l> + Sync,
         input: &Activations,
         factor: impl Fn(usize) -> f32 + Sync,
+        is_shared: bool,
     ) -> Result<()> {
         let p = run(0).expert.products;
         let (n_ff, blocks) = (p.n_ff, p.n_ff.div_ceil(BLOCK));
         let work = work(p.inputs().count(), &p.first, (n_runs, slots), blocks);
+        let of_pass = pass.tokens;
         pass.phase(work, |me, tasks| {
             for task in tasks {
                 let Run { expert, tokens } = run(task / blocks);
@@ -361,7 +366,11 @@ impl ExpertChunk<'_> {
                     }
                     for t in tokens {
                         let first = self.inner.part(t * n_ff + rows.start, n);
-                        let up = gated.then(|| self.up.part(mine + t * BLOCK, n));
+                        let mut up = gated.then(|| self.up.part(mine + t * BLOCK, n));
+                        if is_shared {
+                            let up = up.as_deref_mut();
+                            expert.lora_up(of_pass, t, rows.clone(), first, up);
+                        }
                         expert.activate(rows.clone(), factor(t), first, up);
                     }
                 }
@@ -370,13 +379,24 @@ impl ExpertChunk<'_> {
     }
 
     /// Encodes `n` rows of activations as inputs of the last products.
-    fn encode(&self, pass: &Pass, n: usize, n_ff: usize, enc: Encodings) -> Result<()> {
+    fn encode(
+        &self,
+        pass: &Pass,
+        n: usize,
+        n_ff: usize,
+        enc: Encodings,
+        is_shared: bool,
+    ) -> Result<()> {
+        let tokens = pass.tokens;
         pass.phase(Work::even(n, 50 + n_ff as u64 / 4), |_, rows| {
             for row in rows {
                 // SAFETY: each row is one thread's.
                 unsafe {
                     let inner = self.inner.part(row * n_ff, n_ff);
                     self.input.set_row(self.isa, row, inner, enc);
+                    if is_shared {
+                        tokens.keep(row, inner);
+                    }
                 }
             }
         })
@@ -389,9 +409,11 @@ impl ExpertChunk<'_> {
         (n_runs, slots): (usize, usize),
         run: impl Fn(usize) -> Run<'l> + Sync,
         hidden: usize,
+        is_shared: bool,
     ) -> Result<()> {
         let blocks = hidden.div_ceil(BLOCK);
         let work = work(1, &run(0).expert.products.down, (n_runs, slots), blocks);
+        let of_pass = pass.tokens;
         pass.phase(work, |me, tasks| {
             for task in tasks {
                 let Run { expert, tokens } = run(task / blocks);
@@ -400,8 +422,14 @@ impl ExpertChunk<'_> {
                 // SAFETY: each thread has rows of its own of a run's tokens.
                 unsafe {
                     let out = self.out.base().add(rows.start);
-                    let view = expert.rows(Which::Down, rows);
-                    view.mul(self.input, tokens, 0..n, out, hidden, &mut me.unpacked);
+                    let view = expert.rows(Which::Down, rows.clone());
+                    let unpacked = &mut me.unpacked;
+                    view.mul(self.input, tokens.clone(), 0..n, out, hidden, unpacked);
+                    for t in tokens.filter(|_| is_shared) {
+                        let out = || self.out.part(t * hidden + rows.start, n);
+                        let down = (0, &expert.products.down);
+                        of_pass.lora_up(t, down, rows.clone(), out);
+                    }
                 }
             }
         })

@@ -3,7 +3,7 @@
 use super::super::layer::Product;
 use super::super::matmul::{Activations, Isa, Matrix};
 use super::super::pages::Span;
-use super::super::pass::{Pass, product_cost};
+use super::super::pass::{Pass, Tokens, product_cost};
 use super::super::pool::Work;
 use super::super::weights::ThreadSpace;
 use super::{Expert, ExpertLayer, ExpertSizes, Which};
@@ -102,6 +102,11 @@ impl<'a> Chosen<'a> {
         part(self.layer, self.ids, i, self.isa)
     }
 
+    /// Whether the one in place `i` is that which every token goes through.
+    fn is_shared(&self, i: usize) -> bool {
+        i == self.ids.len()
+    }
+
     /// What the weight of the one in place `i` is to its input, and what to its output.
     fn factors(&self, i: usize) -> (f32, f32) {
         match i < self.ids.len() {
@@ -120,19 +125,26 @@ impl ExpertBuffers<'_> {
     /// Writes the layer's output to `y`, by the scores; the pass has encoded the normed input.
     pub fn run(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
         let chosen = self.choose(layer, pass.tokens.isa());
+        if let Some(shared) = &layer.shared {
+            shared.products.lora_down_first(pass)?;
+        }
         self.inner(pass, chosen)?;
         pass.marks.end(Kind::GateUp, || layer.bytes_per_token().0);
         self.encode(pass, chosen)?;
+        if let Some(shared) = &layer.shared {
+            pass.lora_down(&[&shared.products.down])?;
+        }
         let down = &layer.experts.down;
         let block_bytes = BLOCK * down.tensor.row_bytes() * chosen.count();
         let work = Work::even(layer.hidden.div_ceil(BLOCK), product_cost(block_bytes, 1));
-        let y = pass.tokens.buffers.y;
+        let tokens = pass.tokens;
+        let y = tokens.buffers.y;
         pass.phase(work, |me, range| {
             for block in range {
                 let rows = block * BLOCK..((block + 1) * BLOCK).min(layer.hidden);
                 // SAFETY: each thread has rows of its own.
                 let y = unsafe { y.part(rows.start, rows.len()) };
-                self.output(me, chosen, rows, y);
+                self.output(tokens, me, chosen, rows, y);
             }
         })
     }
@@ -190,7 +202,8 @@ impl ExpertBuffers<'_> {
         let inputs = chosen.layer.experts.inputs();
         let row_bytes: usize = inputs.map(|p| p.tensor.row_bytes()).sum();
         let work = Work::even(total, product_cost(BLOCK * row_bytes, 1));
-        let input = pass.tokens.input;
+        let tokens = pass.tokens;
+        let input = tokens.input;
         pass.phase(work, |me, range| {
             let (mut first, mut at) = (0, 0);
             for (i, n_ff) in widths().enumerate() {
@@ -209,11 +222,15 @@ impl ExpertBuffers<'_> {
                         };
                         let first = self.gate.part(at + rows.start, n);
                         mul(Which::First, first);
-                        let up = expert.products.up.as_ref().map(|_| {
+                        let mut up = expert.products.up.as_ref().map(|_| {
                             let up = self.up.part(at + rows.start, n);
                             mul(Which::Up, up);
                             up
                         });
+                        if chosen.is_shared(i) {
+                            let up = up.as_deref_mut();
+                            expert.lora_up(tokens, 0, rows.clone(), first, up);
+                        }
                         expert.activate(rows, chosen.factors(i).0, first, up);
                     }
                 }
@@ -227,6 +244,7 @@ impl ExpertBuffers<'_> {
     fn encode(&self, pass: &Pass, chosen: Chosen) -> Result<()> {
         let n_ff = chosen.layer.experts.n_ff;
         let work = Work::even(chosen.count(), 50 + n_ff as u64 / 4);
+        let tokens = pass.tokens;
         pass.phase(work, |_, range| {
             for i in range {
                 let before = (0..i).map(|i| chosen.part(i).products.n_ff);
@@ -236,13 +254,23 @@ impl ExpertBuffers<'_> {
                 unsafe {
                     let row = &*self.gate.part(at, p.n_ff);
                     self.input.set_row(chosen.isa, i, row, enc);
+                    if chosen.is_shared(i) {
+                        tokens.keep(0, row);
+                    }
                 }
             }
         })
     }
 
     /// Some rows of the sum over the token's experts.
-    fn output(&self, me: &mut ThreadSpace, chosen: Chosen, rows: Range<usize>, y: &mut [f32]) {
+    fn output(
+        &self,
+        tokens: &Tokens,
+        me: &mut ThreadSpace,
+        chosen: Chosen,
+        rows: Range<usize>,
+        y: &mut [f32],
+    ) {
         chosen.layer.begin_sum(rows.clone(), y);
         for i in 0..chosen.count() {
             let expert = chosen.part(i);
@@ -253,6 +281,10 @@ impl ExpertBuffers<'_> {
             unsafe {
                 let (to, unpacked) = (out.as_mut_ptr(), &mut me.unpacked);
                 view.mul(self.input, i..i + 1, 0..rows.len(), to, 0, unpacked);
+                if chosen.is_shared(i) {
+                    let down = (0, &expert.products.down);
+                    tokens.lora_up(0, down, rows.clone(), || &mut *out);
+                }
             }
             expert.add_output(rows.clone(), chosen.factors(i).1, out, y);
         }

@@ -16,7 +16,7 @@ pub(super) use decode::{ExpertBuffers, ExpertSpace};
 use super::elementwise::{add_bias, scale_by};
 use super::layer::{Product, activate, check_activation, find_floats, floats, product};
 use super::matmul::{Encodings, Isa, View};
-use super::pass::Pass;
+use super::pass::{Pass, Tokens};
 use crate::error::Result;
 use crate::model::{Activation, Block, Experts, Linear, SharedExpert};
 use std::ops::Range;
@@ -253,6 +253,14 @@ impl Products {
         std::iter::once(&self.first).chain(&self.up)
     }
 
+    /// Readies what the sessions' adapters add to those, of a feed-forward that every token goes through.
+    fn lora_down_first(&self, pass: &Pass) -> Result<()> {
+        match &self.up {
+            Some(up) => pass.lora_down(&[&self.first, up]),
+            None => pass.lora_down(&[&self.first]),
+        }
+    }
+
     /// One of the feed-forwards.
     fn expert(&self, index: usize, isa: Isa) -> Expert<'_> {
         Expert {
@@ -309,6 +317,28 @@ impl<'a> Expert<'a> {
         let (product, first) = self.product(which)?;
         let bias = product.bias.as_ref()?;
         Some(&bias[first + rows.start..first + rows.end])
+    }
+
+    /// Adds what the adapters of a token's session have to rows of the first products, after [`Products::lora_down_first`].
+    ///
+    /// # Safety
+    /// As [`Tokens::lora_up`].
+    unsafe fn lora_up(
+        &self,
+        tokens: &Tokens,
+        token: usize,
+        rows: Range<usize>,
+        first: &mut [f32],
+        up: Option<&mut [f32]>,
+    ) {
+        let products = self.products;
+        // SAFETY: by contract.
+        unsafe {
+            tokens.lora_up(token, (0, &products.first), rows.clone(), || first);
+            if let (Some(product), Some(up)) = (&products.up, up) {
+                tokens.lora_up(token, (1, product), rows, || up);
+            }
+        }
     }
 
     /// `first = activation(first + bias) * (up + bias)` for the rows `rows`, where `input` is a factor on what both were products
