@@ -61,6 +61,8 @@ pub(super) struct Mixture {
     first: usize,
     /// Of the others, only every so many-th has them, counted from the beginning.
     step: usize,
+    /// Which layers have them, where neither says so.
+    listed: Option<Vec<bool>>,
     groups: Option<ExpertGroups>,
     selection_bias: Option<&'static str>,
     n_experts: usize,
@@ -86,6 +88,7 @@ const GROUPS: &str = "expert_group_count";
 const USED_GROUPS: &str = "expert_group_used_count";
 const SHARED_COUNT: &str = "expert_shared_count";
 const DENSE: &str = "leading_dense_block_count";
+const LAYERS: &str = "expert_layers";
 const STEP: &str = "interleave_moe_layer_step";
 
 /// Of a layer's experts.
@@ -173,9 +176,19 @@ impl Mixture {
             let problem = format!("is {first}, but there are {} layers", d.n_layers);
             return Err(source.invalid(DENSE, &problem));
         }
+        let listed = source.find_flags(LAYERS)?;
+        if let Some(len) = listed
+            .as_ref()
+            .map(Vec::len)
+            .filter(|len| *len < d.n_layers)
+        {
+            let problem = format!("has {len} values, but there are {} layers", d.n_layers);
+            return Err(source.invalid(LAYERS, &problem));
+        }
         Ok(Mixture {
             first: first as usize,
             step: source.find_size(STEP)?.unwrap_or(1),
+            listed,
             groups: groups(d, n_experts, n_used, scoring)?,
             selection_bias: SELECTION_BIAS.into_iter().find(|part| d.has_part(part)),
             n_experts,
@@ -201,7 +214,11 @@ impl Mixture {
 
     /// Whether a layer has experts, and not one feed-forward part for all tokens.
     pub(super) fn has_layer(&self, layer: usize) -> bool {
-        layer >= self.first && (layer + 1).is_multiple_of(self.step)
+        match &self.listed {
+            // A head that guesses further tokens is one more.
+            Some(listed) => listed.get(layer).copied().unwrap_or(true),
+            None => layer >= self.first && (layer + 1).is_multiple_of(self.step),
+        }
     }
 
     /// The experts of a layer, or gate, up and down of one that has none.

@@ -807,11 +807,6 @@ fn keys_are_called_what_the_config_calls_them() {
         (
             "cohere2_moe",
             "mlp_layer_types",
-            json!(["dense", "sparse", "dense", "sparse", "sparse"]),
-        ),
-        (
-            "cohere2_moe",
-            "mlp_layer_types",
             json!(["dense", "moe", "sparse", "sparse", "sparse"]),
         ),
         (

@@ -14,7 +14,7 @@ use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::{KvType, Weights};
 use emberlm::format::{Array, ModelFile, Value, WeightType};
-use emberlm::model::{Mixer, Network, Scoring};
+use emberlm::model::{FeedForward, Mixer, Network, Scoring};
 use emberlm::quant::TensorType;
 use serde_json::json;
 use std::sync::Arc;
@@ -370,7 +370,7 @@ fn mimo_v2_has_short_values_and_heads_by_kind_of_layer() {
             Status::InvalidModel,
         ),
         ("swa_head_dim", json!(8), Status::Unsupported),
-        ("moe_layer_freq", json!([1, 0]), Status::Unsupported),
+        ("moe_layer_freq", json!([1]), Status::InvalidModel),
         ("v_head_dim", json!(17), Status::Unsupported),
     ] {
         model.config_refused(key, value, status);
@@ -435,5 +435,34 @@ fn laguna_has_gates_and_heads_by_layer() {
 fn heads_may_be_wide() {
     for model in [wide_laguna(), wide_mimo_v2()] {
         agrees(&Network::from_file(&model.file.open()).unwrap());
+    }
+}
+
+/// Layers without experts may be anywhere.
+#[test]
+fn layers_with_and_without_experts_may_alternate() {
+    for name in ["exaone_moe", "glm4_moe_lite"] {
+        let mut folder = Folder::family(name);
+        let kinds = ["sparse", "dense", "sparse"];
+        folder.config.insert("mlp_layer_types".into(), json!(kinds));
+        // The first layer, which has none, and the second change places.
+        let tensors = std::mem::take(&mut folder.tensors).into_iter();
+        let swapped = tensors.map(|(name, tensor)| {
+            let (first, second) = ("model.layers.0.", "model.layers.1.");
+            let other = match (name.strip_prefix(first), name.strip_prefix(second)) {
+                (Some(rest), _) => format!("{second}{rest}"),
+                (_, Some(rest)) => format!("{first}{rest}"),
+                _ => name,
+            };
+            (other, tensor)
+        });
+        folder.tensors = swapped.collect();
+        let network = Network::from_file(&folder.ready()).unwrap();
+        let dense = network
+            .blocks
+            .iter()
+            .map(|block| matches!(block.feed_forward, FeedForward::Dense(_)));
+        assert!(dense.eq([false, true, false]), "{name}");
+        agrees(&network);
     }
 }

@@ -1,6 +1,5 @@
 //! Keys and tensors of models whose layers keep a latent vector of a position.
 
-use super::json::wrong;
 use super::keys::Keys;
 use super::relatives;
 use super::rows::{Order, Reordered};
@@ -151,28 +150,8 @@ fn experts(k: &mut Keys) -> Result<()> {
     // Those of the second version are not divided by their sum, whatever a config says.
     let normalize = k.config.flag("norm_topk_prob")? && model_type != Some("deepseek_v2");
     k.set("expert_weights_norm", normalize);
-    k.set("leading_dense_block_count", dense_layers(k)?);
+    relatives::dense_and_sparse(k)?;
     Ok(())
-}
-
-/// Layers at the beginning that have no experts.
-fn dense_layers(k: &Keys) -> Result<u64> {
-    const KEY: &str = "mlp_layer_types";
-    let Some(types) = k.config.find_array(KEY)? else {
-        return k.count("first_k_dense_replace");
-    };
-    let dense = |ty: &&serde_json::Value| ty.as_str() == Some("dense");
-    let first = types.iter().take_while(dense).count();
-    let rest = types[first..].iter();
-    if types.len() as u64 != k.n_layers || rest.clone().any(|ty| ty.as_str() != Some("sparse")) {
-        let value = types.clone().into();
-        return Err(wrong(
-            KEY,
-            &value,
-            "dense for the first layers, then sparse",
-        ));
-    }
-    Ok(first as u64)
 }
 
 /// Of each head, some rows of a matrix the other way round: row `r` of a head has an element of each

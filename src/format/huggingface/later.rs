@@ -6,7 +6,7 @@ use super::families::{
 };
 use super::json::{Config, TEXT_MODEL_TYPE, wrong};
 use super::keys::{self, Keys};
-use super::relatives::{grouped_sigmoids, leading_dense};
+use super::relatives::{dense_and_sparse, grouped_sigmoids};
 use super::stored::small;
 use super::windowed::rotated_by_base;
 use super::{delta_net, latent};
@@ -768,7 +768,7 @@ fn steps_of_channels(k: &mut Keys, attends: impl Fn(u64) -> bool) -> Result<()> 
     k.copy_size("linear_conv_kernel_dim", "ssm.conv_kernel")?;
     keys::experts(k)?;
     grouped_sigmoids(k)?;
-    k.set("leading_dense_block_count", leading_dense(k)?);
+    dense_and_sparse(k)?;
     Ok(())
 }
 
@@ -823,11 +823,10 @@ fn step35(k: &mut Keys) -> Result<()> {
     k.set("expert_weights_scale", scale);
     k.set("expert_weights_norm", true);
     k.set("expert_gating_func", 2u32);
-    let dense = match k.config.find("mlp_layer_types") {
-        Some(_) => leading_dense(k)?,
-        None => 3.min(k.n_layers),
-    };
-    k.set("leading_dense_block_count", dense);
+    match k.config.find("mlp_layer_types") {
+        Some(_) => dense_and_sparse(k)?,
+        None => k.set("leading_dense_block_count", 3.min(k.n_layers)),
+    }
     if k.config.find("gating") != Some(&json!("per-head")) {
         only(k, "gating", &json!(true))?;
     }

@@ -163,8 +163,7 @@ pub(super) fn exaone_moe(k: &mut Keys) -> Result<()> {
     k.copy_size("n_group", "expert_group_count")?;
     k.copy_size("topk_group", "expert_group_used_count")?;
     k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
-    let dense = leading_dense(k)?;
-    k.set("leading_dense_block_count", dense);
+    dense_and_sparse(k)?;
     exaone4(k)
 }
 
@@ -311,26 +310,28 @@ pub(super) fn cohere2_moe(k: &mut Keys) -> Result<()> {
     k.set("expert_gating_func", if sigmoid { 2u32 } else { 3 });
     let normalize = sigmoid && k.config.flag("norm_topk_prob")?;
     k.set("expert_weights_norm", normalize);
-    let dense = leading_dense(k)?;
-    k.set("leading_dense_block_count", dense);
+    let sparse = sparse_layers(k)?;
+    let dense = leading(&sparse) as u64;
     let prefix = k.config.find_size(PREFIX)?.unwrap_or(1);
     let every = k.config.find_size("sliding_window_pattern")?.unwrap_or(4);
     let windowed = k.windowed(|layer| match layer.checked_sub(dense) {
         None => !(layer + 1).is_multiple_of(prefix),
         Some(layer) => !(layer + 1).is_multiple_of(every),
     })?;
-    if prefix != 1 && windowed[..dense as usize].contains(&false) {
+    let has_neither = |(sparse, windowed): (&bool, &bool)| !sparse && !windowed;
+    if prefix != 1 && sparse.iter().zip(&windowed).any(has_neither) {
         fail!(
             Unsupported,
             "config.json: {PREFIX} is {prefix}; layers with neither experts nor a window are supported only where it is 1"
         );
     }
     k.set_windows(k.config.size(&["sliding_window"])?, windowed);
+    set_sparse_layers(k, sparse);
     Ok(())
 }
 
-/// Layers at the beginning that have no experts; all others must have them.
-pub(super) fn leading_dense(k: &Keys) -> Result<u64> {
+/// Which layers have experts, by a list or by how many at the beginning have none.
+pub(super) fn sparse_layers(k: &Keys) -> Result<Vec<bool>> {
     const TYPES: &str = "mlp_layer_types";
     const FIRST: &str = "first_k_dense_replace";
     let Some(types) = k.config.find_array(TYPES)? else {
@@ -342,7 +343,7 @@ pub(super) fn leading_dense(k: &Keys) -> Result<u64> {
             );
             return Err(Error::new(Status::InvalidModel, problem));
         }
-        return Ok(dense);
+        return Ok((0..k.n_layers).map(|layer| layer >= dense).collect());
     };
     if types.len() as u64 != k.n_layers {
         let problem = format!(
@@ -352,23 +353,33 @@ pub(super) fn leading_dense(k: &Keys) -> Result<u64> {
         );
         return Err(Error::new(Status::InvalidModel, problem));
     }
-    let mut sparse = Vec::new();
-    for ty in types {
-        sparse.push(match ty.as_str() {
-            Some("sparse") => true,
-            Some("dense") => false,
-            _ => return Err(wrong(TYPES, ty, "dense or sparse")),
-        });
+    let sparse = types.iter().map(|ty| match ty.as_str() {
+        Some("sparse") => Ok(true),
+        Some("dense") => Ok(false),
+        _ => Err(wrong(TYPES, ty, "dense or sparse")),
+    });
+    sparse.collect()
+}
+
+/// How many of the first layers have no experts.
+fn leading(sparse: &[bool]) -> usize {
+    sparse.iter().take_while(|sparse| !**sparse).count()
+}
+
+/// Says which layers have experts: by the number of the first ones without, and by a key of our own where others have none, either.
+pub(super) fn set_sparse_layers(k: &mut Keys, sparse: Vec<bool>) {
+    let dense = leading(&sparse);
+    k.set("leading_dense_block_count", dense as u64);
+    if sparse[dense..].contains(&false) {
+        k.set("expert_layers", Value::Array(Array::Bool(sparse)));
     }
-    let dense = sparse.iter().take_while(|sparse| !**sparse).count();
-    if let Some(layer) = sparse[dense..].iter().position(|sparse| !sparse) {
-        fail!(
-            Unsupported,
-            "config.json: {TYPES} has layer {} without experts behind one with them, which is not supported",
-            dense + layer
-        );
-    }
-    Ok(dense as u64)
+}
+
+/// The same of [`sparse_layers`].
+pub(super) fn dense_and_sparse(k: &mut Keys) -> Result<()> {
+    let sparse = sparse_layers(k)?;
+    set_sparse_layers(k, sparse);
+    Ok(())
 }
 
 /// Mellum 2: experts, and windows where the list of layers has them.
@@ -376,7 +387,7 @@ pub(super) fn mellum(k: &mut Keys) -> Result<()> {
     experts(k)?;
     k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
     k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
-    k.set("leading_dense_block_count", leading_dense(k)?);
+    dense_and_sparse(k)?;
     let windowed = k.windowed(|_| false)?;
     if windowed.contains(&true) {
         k.set_windows(k.config.size(&["sliding_window"])?, windowed);
@@ -394,7 +405,7 @@ pub(super) fn hy_v3(k: &mut Keys) -> Result<()> {
     };
     k.set("expert_shared_feed_forward_length", shared);
     k.set("expert_weights_norm", k.config.flag("route_norm")?);
-    k.set("leading_dense_block_count", leading_dense(k)?);
+    dense_and_sparse(k)?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::json::{Config, wrong};
 use super::keys::{Keys, experts, granite};
-use super::relatives::{leading_dense, sigmoid_experts};
+use super::relatives::{dense_and_sparse, set_sparse_layers, sigmoid_experts};
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Array, Value};
 
@@ -158,21 +158,13 @@ pub(super) fn mimo_v2(k: &mut Keys) -> Result<()> {
         k.set("rope.freq_base_swa", base);
     }
     rotated_share(k)?;
-    let dense = match k.config.find("moe_layer_freq") {
+    match k.config.find("moe_layer_freq") {
         Some(list) if list.is_array() => {
             let sparse = flags(k, "moe_layer_freq")?.unwrap_or_default();
-            let dense = sparse.iter().take_while(|sparse| !**sparse).count();
-            if sparse[dense..].contains(&false) {
-                fail!(
-                    Unsupported,
-                    "config.json: moe_layer_freq has layers without experts behind one with them, which is not supported"
-                );
-            }
-            dense as u64
+            set_sparse_layers(k, sparse);
         }
-        _ => leading_dense(k)?,
-    };
-    k.set("leading_dense_block_count", dense);
+        _ => dense_and_sparse(k)?,
+    }
     Ok(())
 }
 
@@ -187,7 +179,7 @@ pub(super) fn laguna(k: &mut Keys) -> Result<()> {
     k.set("expert_weights_scale", scale);
     k.set("expert_weights_norm", true);
     k.set("expert_gating_func", 2u32);
-    k.set("leading_dense_block_count", leading_dense(k)?);
+    dense_and_sparse(k)?;
     k.refuse("moe_apply_router_weight_on_input")?;
     let cap = k.config.find_f32("moe_router_logit_softcapping")?;
     if let Some(cap) = cap.filter(|cap| *cap > 0.0) {
