@@ -13,8 +13,10 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     file.tensor("output_norm.bias")?;
     file.tensor("output.bias")?;
     let rope = d.rope(RopePairing::Halves)?;
+    // Of each head, if there are any.
+    let normed = d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight");
     d.network(|i| {
-        let attention = d.attention(i, Some(&rope))?;
+        let attention = d.normed_attention(i, Some(&rope), normed)?;
         let feed_forward = d.plain(i, Activation::GeluTanh)?;
         Ok(Block {
             mixer_norm: d.norm(i, "attn_norm")?,

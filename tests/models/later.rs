@@ -686,6 +686,46 @@ fn ling_3_has_a_floor_of_its_decay_and_gates_of_heads() {
     refused(&model.folder, "layer_group_size", json!(2));
 }
 
+/// Keys and values of each head, which are those that heads share.
+#[test]
+fn starcoder_may_have_keys_of_each_head() {
+    let one = Folder::family("starcoder");
+    let mut each = one.clone();
+    each.set("multi_query", json!(false));
+    each.set("num_key_value_heads", json!(3));
+    let (heads, head_dim) = (3, 16);
+    for (name, stored) in &mut each.tensors {
+        if !name.contains(".c_attn.") {
+            continue;
+        }
+        let row = stored.bytes.len() / stored.shape[0];
+        let of = |first: usize| &stored.bytes[first * row..(first + head_dim) * row];
+        let head = |h: usize| [of(h * head_dim), of(48), of(64)].concat();
+        stored.bytes = (0..heads).flat_map(head).collect();
+        stored.shape[0] = heads * 3 * head_dim;
+    }
+    assert!(bits(&each) == bits(&one));
+}
+
+#[test]
+fn phi_may_have_norms_of_heads() {
+    let mut folder = Folder::family("phi2");
+    folder.set("qk_layernorm", json!(true));
+    let before = bits(&folder);
+    for (layer, part) in (0..2).flat_map(|layer| [(layer, "q"), (layer, "k")]) {
+        for (what, base) in [("weight", 1.0), ("bias", 0.0)] {
+            let name = format!("model.layers.{layer}.self_attn.{part}_layernorm.{what}");
+            let value = |i: usize| base + ((i * 7 + layer * 5 + part.len()) % 11) as f32 / 16.0;
+            let values: Vec<f32> = (0..16).map(value).collect();
+            folder.tensors.insert(name, Stored::f32(&[16], &values));
+        }
+    }
+    let network = network_of(&folder);
+    let attention = network.blocks[1].mixer.as_attention().unwrap();
+    assert!(attention.q_norm.as_ref().unwrap().bias.is_some());
+    assert!(bits(&folder) != before);
+}
+
 #[test]
 fn the_largest_stablelm_has_norms_of_each_head() {
     let mut folder = Folder::family("stablelm");

@@ -413,13 +413,16 @@ const FAMILIES: &[Family] = &[
                 ("self_attn.v_proj", "attn_v"),
                 ("self_attn.dense", "attn_output"),
             ],
+            &[
+                ("self_attn.q_layernorm", "attn_q_norm"),
+                ("self_attn.k_layernorm", "attn_k_norm"),
+            ],
             &[("input_layernorm", "attn_norm")],
             &[("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down")],
         ],
         layout: Layout::Same,
         defaults: || json!({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}),
         bias_flags: &[],
-        keys: |k| k.refuse("qk_layernorm"),
         ..LLAMA
     },
     Family {

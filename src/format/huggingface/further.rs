@@ -408,7 +408,7 @@ pub(super) const FURTHER: &[Family] = &[
         architecture: "starcoder",
         activations: GELU_TANH,
         parts: &[GPT_ATTENTION, GPT_NORMS_AND_PLAIN],
-        layout: Layout::Same,
+        layout: Layout::GroupedHeads,
         rope: false,
         defaults: || {
             json!({"layer_norm_epsilon": 1e-5, "activation_function": "gelu_pytorch_tanh",
@@ -416,13 +416,7 @@ pub(super) const FURTHER: &[Family] = &[
         },
         tied: true,
         keys: |k| {
-            if !k.config.flag("multi_query")? {
-                fail!(
-                    Unsupported,
-                    "config.json: multi_query is false, which is not supported"
-                );
-            }
-            k.set("attention.head_count_kv", 1u64);
+            k.set("attention.head_count_kv", starcoder_kv_heads(k)?);
             k.refuse("add_cross_attention")?;
             keys::unscaled(k)
         },
@@ -896,6 +890,14 @@ fn falcon(k: &mut Keys) -> Result<()> {
     k.set("feed_forward_length", width);
     k.set("attention.head_count_kv", falcon_kv_heads(k)?);
     Ok(())
+}
+
+/// Key and value heads of StarCoder, without `multi_query` as many as there are queries.
+pub(super) fn starcoder_kv_heads(k: &Keys) -> Result<u64> {
+    match k.config.flag("multi_query")? {
+        true => Ok(1),
+        false => k.config.size(&["num_attention_heads", "n_head"]),
+    }
 }
 
 /// Key and value heads, which older configs do not name.

@@ -2,7 +2,7 @@
 
 use super::experts::Experts;
 use super::families::{Family, Layout};
-use super::further::falcon_kv_heads;
+use super::further::{falcon_kv_heads, starcoder_kv_heads};
 use super::gemma3n;
 use super::json::Config;
 use super::lists::Lists;
@@ -481,6 +481,7 @@ impl<'a> Folder<'a> {
     fn grouped(&self, stored: &Stored) -> Result<Order> {
         let groups = match self.family.architecture {
             "falcon" => falcon_kv_heads(self.keys)? as usize,
+            "starcoder" => starcoder_kv_heads(self.keys)? as usize,
             _ => self.n_heads,
         };
         if groups == 0 || !self.n_heads.is_multiple_of(groups) {
