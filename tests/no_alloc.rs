@@ -90,13 +90,31 @@ fn batches_allocate_nothing(network: &Network, adapters: Option<&Arc<AdapterSet>
                 }
             };
             step();
-            let before = CALLS.load(Ordering::SeqCst);
-            step();
-            step();
-            let calls = CALLS.load(Ordering::SeqCst) - before;
+            let calls = calls_of(threads, || {
+                step();
+                step();
+            });
             assert_eq!(calls, 0, "{threads} threads, {n} sessions");
         }
     }
+}
+
+/// The fewest calls that `work` makes. A thread that comes to its first work late, on a busy machine, may make ready once what it has for
+/// itself; what every step allocates, each try shows.
+fn calls_of(threads: usize, mut work: impl FnMut()) -> usize {
+    let tries = (0..=threads).map(|_| {
+        let before = CALLS.load(Ordering::SeqCst);
+        work();
+        CALLS.load(Ordering::SeqCst) - before
+    });
+    let mut fewest = usize::MAX;
+    for calls in tries {
+        fewest = fewest.min(calls);
+        if fewest == 0 {
+            break;
+        }
+    }
+    fewest
 }
 
 /// One test, because the count is the process's.
@@ -179,11 +197,11 @@ fn steps_allocate_nothing(network: &Network, adapters: Option<&Arc<AdapterSet>>)
             // The first started step makes its thread; and locks may initialize themselves.
             step(false);
             step(true);
-            let before = CALLS.load(Ordering::SeqCst);
-            for i in 2..20 {
-                step(i % 2 == 0);
-            }
-            let calls = CALLS.load(Ordering::SeqCst) - before;
+            let calls = calls_of(threads, || {
+                for i in 2..20 {
+                    step(i % 2 == 0);
+                }
+            });
             assert_eq!(calls, 0, "{threads} threads");
         }
     }

@@ -1,6 +1,6 @@
-//! `gpt2`, `starcoder` and `gptneo`: GPT-2, StarCoder, whose heads share one key and value, and GPT-Neo, some of whose layers have a
-//! window, and whose scores are not scaled. Learned positions, Layer norms, biases nearly everywhere. Some divide the scores of each
-//! layer by its number, from 1 on.
+//! `gpt2`, `starcoder`, `gptneo` and `opt`: GPT-2, StarCoder, whose heads may share one key and value, GPT-Neo, some of whose layers have a
+//! window, and whose scores are not scaled, and OPT with ReLU. Learned positions, Layer norms, biases nearly everywhere. Some divide the
+//! scores of each layer by its number, from 1 on.
 
 use super::decoder::{Decoder, Windows};
 use super::{Activation, Network, NormKind};
@@ -19,6 +19,10 @@ pub(super) fn neo(file: &ModelFile) -> Result<Network> {
     network(file, "gptneo")
 }
 
+pub(super) fn opt(file: &ModelFile) -> Result<Network> {
+    network(file, "opt")
+}
+
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     let d = Decoder::read(file, architecture, NormKind::Layer)?;
     d.require(&["attn_norm.bias", "attn_output.bias"])?;
@@ -28,6 +32,10 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
         .source
         .matrix("position_embd.weight", d.hidden, d.context_length)?;
     let by_layer = d.source.find::<bool>("attention.scale_by_inverse_layer")?;
+    let activation = match architecture {
+        "opt" => Activation::Relu,
+        _ => Activation::GeluTanh,
+    };
     let windows = d.windows(Windows::Everywhere)?;
     let network = d.network(|i| {
         let mut attention = d.attention(i, None)?;
@@ -35,7 +43,7 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
         if by_layer == Some(true) {
             attention.scale /= (i + 1) as f32;
         }
-        d.pre_norm_block(i, attention, d.plain(i, Activation::GeluTanh)?)
+        d.pre_norm_block(i, attention, d.plain(i, activation)?)
     })?;
     Ok(Network {
         positions: Some(positions),

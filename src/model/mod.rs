@@ -183,6 +183,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("olmo2", olmo2::describe),
     ("olmo_hybrid", olmo_hybrid::describe),
     ("olmoe", olmoe::describe),
+    ("opt", gpt2::opt),
     ("orion", stablelm::orion),
     ("pangu-embedded", qwen2::pangu),
     ("phi2", phi2::describe),

@@ -486,6 +486,67 @@ fn gpt_neo_has_windows_and_no_scale() {
     }
 }
 
+/// GPT-Neo's tensors by OPT's names, with two rows in front of the first position's.
+#[test]
+fn opt_counts_positions_from_2_on() {
+    let mut folder = gpt_neo().folder;
+    let tensors = std::mem::take(&mut folder.tensors).into_iter();
+    folder.tensors = tensors
+        .map(|(name, mut tensor)| {
+            let mut name = name.replace("transformer.h.", "model.decoder.layers.");
+            for (from, to) in [
+                ("transformer.wte.", "model.decoder.embed_tokens."),
+                ("transformer.wpe.", "model.decoder.embed_positions."),
+                ("transformer.ln_f.", "model.decoder.final_layer_norm."),
+                (".ln_1.", ".self_attn_layer_norm."),
+                (".ln_2.", ".final_layer_norm."),
+                (".attn.attention.", ".self_attn."),
+                (".mlp.c_fc.", ".fc1."),
+                (".mlp.c_proj.", ".fc2."),
+            ] {
+                name = name.replace(from, to);
+            }
+            if name.contains("embed_positions") {
+                let row = tensor.bytes.len() / tensor.shape[0];
+                tensor.bytes.splice(..0, vec![0x55; 2 * row]);
+                tensor.shape[0] += 2;
+            }
+            (name, tensor)
+        })
+        .collect();
+    folder.config = serde_json::Map::new();
+    for (key, value) in [
+        ("architectures", json!(["OPTForCausalLM"])),
+        ("model_type", json!("opt")),
+        ("hidden_size", json!(48)),
+        ("word_embed_proj_dim", json!(48)),
+        ("ffn_dim", json!(192)),
+        ("num_hidden_layers", json!(2)),
+        ("num_attention_heads", json!(3)),
+        ("max_position_embeddings", json!(64)),
+        ("vocab_size", json!(96)),
+    ] {
+        folder.set(key, value);
+    }
+    let network = network_of(&folder);
+    let positions = network.positions.as_ref().unwrap().to_f32().unwrap();
+    let of_gpt_neo = Network::from_file(&gpt_neo().folder.ready()).unwrap();
+    let expected = of_gpt_neo.positions.as_ref().unwrap().to_f32().unwrap();
+    assert_eq!(positions, expected);
+    agrees(&network);
+    refused(&folder, "do_layer_norm_before", json!(false));
+    refused(&folder, "enable_bias", json!(false));
+    refused(&folder, "word_embed_proj_dim", json!(24));
+    refused(&folder, "activation_function", json!("gelu"));
+    let positions = "model.decoder.embed_positions.weight";
+    let positions = folder.tensors.get_mut(positions).unwrap();
+    positions.bytes.truncate(positions.bytes.len() / 66 * 2);
+    positions.shape[0] = 2;
+    let e = folder.open().unwrap_err();
+    assert_eq!(e.status, Status::ShapeMismatch, "{e}");
+    assert!(e.message.contains("embed_positions"), "{e}");
+}
+
 #[test]
 fn mpt_has_slopes_or_learned_positions() {
     let mut model = mpt();

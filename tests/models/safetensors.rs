@@ -479,12 +479,12 @@ fn configs_that_cannot_be() {
     // Without a class, the type decides.
     let error = changed("qwen2", |folder| {
         folder.config.remove("architectures");
-        folder.set("model_type", json!("opt"));
+        folder.set("model_type", json!("reformer"));
     });
     assert_error(
         &error,
         Unsupported,
-        &["model_type", "opt", "LlamaForCausalLM"],
+        &["model_type", "reformer", "LlamaForCausalLM"],
     );
     for text in [
         "",

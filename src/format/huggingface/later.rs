@@ -6,6 +6,7 @@ use super::families::{
 };
 use super::json::{Config, TEXT_MODEL_TYPE, wrong};
 use super::keys::{self, Keys};
+use super::opt;
 use super::relatives::{dense_and_sparse, grouped_sigmoids};
 use super::stored::small;
 use super::windowed::rotated_by_base;
@@ -176,6 +177,7 @@ pub(super) const LATER: &[Family] = &[
         },
         ..LLAMA
     },
+    opt::OPT,
     Family {
         model_types: &["gpt_neo"],
         classes: &["GPTNeoForCausalLM"],
@@ -741,7 +743,7 @@ fn bailing(k: &mut Keys) -> Result<()> {
 }
 
 /// `Unsupported` if a key has another value.
-fn only(k: &Keys, key: &str, only: &Json) -> Result<()> {
+pub(super) fn only(k: &Keys, key: &str, only: &Json) -> Result<()> {
     if let Some(value) = k.config.find(key).filter(|value| *value != only) {
         fail!(
             Unsupported,

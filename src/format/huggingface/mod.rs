@@ -36,6 +36,7 @@ mod mamba1;
 mod mamba2;
 mod mxfp4;
 mod nemotron_h;
+mod opt;
 mod packed;
 mod pieces;
 mod predictors;

@@ -6,6 +6,7 @@ use super::further::{falcon_kv_heads, starcoder_kv_heads};
 use super::gemma3n;
 use super::json::Config;
 use super::lists::Lists;
+use super::opt;
 use super::rows::{Order, Reordered, halves_exchanged, transposed};
 use super::stored::{Stored, small};
 use super::{
@@ -29,6 +30,7 @@ pub(super) const TOP: &[(&str, &str)] = &[
     ("word_embeddings_layernorm", "token_embd_norm"),
     ("wte", "token_embd"),
     ("wpe", "position_embd"),
+    ("embed_positions", "position_embd"),
     ("norm", "output_norm"),
     ("final_layernorm", "output_norm"),
     ("final_layer_norm", "output_norm"),
@@ -89,8 +91,9 @@ const BIASES: &[(&str, &[&str])] = &[
     ),
 ];
 /// What may stand before a name.
-const PREFIXES: [&str; 6] = [
+const PREFIXES: [&str; 7] = [
     "model.",
+    "decoder.",
     "language_model.",
     "text_model.",
     "transformer.",
@@ -443,6 +446,10 @@ impl<'a> Folder<'a> {
             if let Some(order) = order {
                 values = (0..values.len()).map(|i| values[order.source(i)]).collect();
             }
+            let mut dims = dims;
+            if self.family.architecture == "opt" && name == "position_embd.weight" {
+                (dims, values) = opt::positions(stored, dims, values)?;
+            }
             if decay {
                 let decay = |x: &mut f32| *x = sign * f64::from(*x).exp() as f32;
                 values.iter_mut().for_each(decay);
@@ -579,6 +586,8 @@ impl<'a> Folder<'a> {
             ("gptneox", "output_norm") => "final_layer_norm",
             ("gptneox", "output") => "embed_out",
             ("phi2", "output_norm") => "final_layernorm",
+            ("opt", "output_norm") => "final_layer_norm",
+            ("opt", "position_embd") => "embed_positions",
             ("mamba" | "mamba2", "token_embd") => "embeddings",
             ("mamba" | "mamba2", "output_norm") => "norm_f",
             (_, "output_norm") if self.family.model_types == ["bamba"] => "final_layernorm",
