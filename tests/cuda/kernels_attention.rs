@@ -202,6 +202,8 @@ fn stored(row: &[f64], q8: bool) -> Vec<f64> {
 
 fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, variant: Variant) {
     let positions = 700;
+    // Rows of one session together.
+    let many = 11;
     let stride = (heads + 2 * kv_heads) * dim;
     let mut random = Random::new(dim as u64, "attention");
     let qkv = random_floats(&mut random, positions * stride);
@@ -336,7 +338,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
     };
     let width = heads * dim;
     let q16 = poisoned(positions * width * 2);
-    let q32 = poisoned(11 * width * 4);
+    let q32 = poisoned(many * width * 4);
     let rope = args::Rope {
         sessions: s.table.address(),
         qkv: input.address(),
@@ -394,7 +396,6 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
     }
 
     // Decode at several depths; appending again must change nothing.
-    let many = 11;
     let groups = width.div_ceil(32);
     let (q8_out, scale_out, f32_out) = (
         poisoned(many * groups * 32),
