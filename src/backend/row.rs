@@ -302,10 +302,39 @@ pub(super) type Parts<'a, 'r, R> = (
 
 /// Checks rows, takes them apart, and has `submit` do the work; their masks go to the works. `accepts` says why a
 /// runner can't take work now, `check` what is wrong with a work: after these errors, what an earlier submission
-/// has started goes on. After an error of `submit`, nothing does.
-///
-/// The parts stay in one place, because the stack has no room for copies of them.
+/// has started goes on. After an error of `submit`, nothing does. One row goes to `alone`: the stack has no room for many below a
+/// prompt, which may go through parts of a network.
 pub(super) fn submit_parts<'r, R: 'static>(
+    rows: &mut [Row<'r>],
+    accepts: impl Fn(&mut R) -> Result<()>,
+    check: impl Fn(&RowWork<'r>) -> Result<()>,
+    alone: impl FnOnce(&mut R, &mut RowWork<'r>) -> Result<()>,
+    submit: impl FnOnce(&mut Parts<'_, 'r, R>) -> RowResult<()>,
+) -> RowResult<()> {
+    match rows {
+        [row] => submit_alone(row, accepts, check, alone).map_err(|e| RowError::of(0, e)),
+        _ => submit_several(rows, accepts, check, submit),
+    }
+}
+
+#[inline(never)]
+fn submit_alone<'r, R: 'static>(
+    row: &mut Row<'r>,
+    accepts: impl Fn(&mut R) -> Result<()>,
+    check: impl Fn(&RowWork<'r>) -> Result<()>,
+    alone: impl FnOnce(&mut R, &mut RowWork<'r>) -> Result<()>,
+) -> Result<()> {
+    let result = {
+        let (runner, mut work) = part(row, &accepts)?;
+        check(&work)?;
+        alone(runner, &mut work)
+    };
+    result.inspect_err(|_| discard(std::slice::from_mut(row)))
+}
+
+/// The parts stay in one place, because the stack has no room for copies of them.
+#[inline(never)]
+fn submit_several<'r, R: 'static>(
     rows: &mut [Row<'r>],
     accepts: impl Fn(&mut R) -> Result<()>,
     check: impl Fn(&RowWork<'r>) -> Result<()>,

@@ -679,6 +679,7 @@ impl Weights for CpuWeights {
                 let residual = &work.residual;
                 residual.check(self.ends, work.tokens.len(), self.hidden)
             },
+            |runner, work| runner.submit(work, when),
             |parts| submit(self, parts, when),
         )
     }

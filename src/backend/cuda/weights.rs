@@ -630,6 +630,10 @@ impl Weights for CudaWeights {
             rows,
             accepts,
             |work| work.residual.check(ends, work.tokens.len(), width),
+            |runner, work| {
+                let _resident = self.resident()?;
+                runner.submit(work, when)
+            },
             |parts| self.submit_apart(parts, when),
         )
     }

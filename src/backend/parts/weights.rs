@@ -536,6 +536,7 @@ impl Weights for PartsWeights {
             rows,
             |runner: &mut PartsRunner| runner.takes_work(self),
             |_| Ok(()),
+            |runner, work| runner.submit(work, when),
             |parts| self.submit_apart(parts, when),
         )
     }
