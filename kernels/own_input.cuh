@@ -56,6 +56,18 @@ template <uint32_t T> __device__ __forceinline__ void kept_product(const KeptRow
     }
 }
 
+// Four numbers of a block's shared memory.
+__device__ __forceinline__ float4 load_four(const float* at, uint32_t rank) {
+    const uint32_t from = remote_address(shared_address(at), rank);
+#if defined(EMULATED)
+    return make_float4(load_remote(from), load_remote(from + 4), load_remote(from + 8), load_remote(from + 12));
+#else
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(from));
+    return v;
+#endif
+}
+
 struct OwnStatic {
     float scratch[32];
 };
@@ -87,21 +99,18 @@ template <uint32_t T> __device__ __forceinline__ void own_input_body(const OwnIn
         own[threadIdx.x] = __fmul_rn(activated(a.activation, v), weight);
     }
     copies_wait<0>();
-    cluster_sync();
+    cluster_sync_shared();
     // Each block rounds all inner values; whole warps do.
     for (uint32_t place = threadIdx.x * 4; place - (threadIdx.x & 31) * 4 < a.gate.rows; place += WARPS * 128) {
-        float r[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (place < a.gate.rows) {
-            const uint32_t from = remote_address(shared_address(own + place % gate.rows), place / gate.rows);
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) r[j] = load_remote(from + j * 4);
-        }
+        float4 v = make_float4(0, 0, 0, 0);
+        if (place < a.gate.rows) v = load_four(own + place % gate.rows, place / gate.rows);
+        const float r[4] = {v.x, v.y, v.z, v.w};
         const PackedValues p = pack_q8(r);
         if (place < a.gate.rows) inner.put(place, p);
     }
     __syncthreads();
     kept_product<T>(projection, inner, made);
-    cluster_sync();
+    cluster_sync_shared();
 #pragma unroll
     for (int i = 0; i < FOURS_OF_SUM; i++) {
         const uint32_t place = out.place(i);
@@ -109,10 +118,13 @@ template <uint32_t T> __device__ __forceinline__ void own_input_body(const OwnIn
             out.v[i] = make_float4(0, 0, 0, 0);
             continue;
         }
-        const uint32_t from = remote_address(shared_address(made + place % projection.rows), place / projection.rows);
-        out.v[i] = make_float4(load_remote(from), load_remote(from + 4), load_remote(from + 8), load_remote(from + 12));
+        out.v[i] = load_four(made + place % projection.rows, place / projection.rows);
     }
-    if (a.norm.weight) out.sum(a.norm, width, a.inverse_len, m.scratch);
+    if (a.norm.weight) {
+        out.sum(a.norm, width, a.inverse_len, m.scratch);
+        // What the others have is in use.
+        cluster_arrive();
+    }
 #pragma unroll
     for (int i = 0; i < FOURS_OF_SUM; i++) {
         const uint32_t place = out.place(i);
@@ -122,7 +134,8 @@ template <uint32_t T> __device__ __forceinline__ void own_input_body(const OwnIn
         *(float4*)(a.out + place) = row_sum(a.scale, a.out_scale, r, sum.v[i]);
     }
     // Nobody leaves before the others have read its rows.
-    cluster_sync();
+    if (!a.norm.weight) cluster_arrive();
+    cluster_wait();
 }
 
 #endif

@@ -123,13 +123,15 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
     auto channel_of = [&](uint32_t i) {
         return i < a.cols ? a.q_at + key * a.cols + i : i < 2 * a.cols ? a.k_at + key * a.cols + i - a.cols : a.v_at + head * a.rows + first_row + i - 2 * a.cols;
     };
-    float early[EARLY];
+    float early[EARLY], last_weight[EARLY];
 #pragma unroll
     for (uint32_t j = 0; j < EARLY; j++) {
         const uint32_t i = thread + j * THREADS;
         early[j] = i < n_channels ? convolved_before(a, ring_before, first_position, channel_of(i)) : 0.0f;
+        last_weight[j] = i < n_channels ? a.conv_weight[(uint64_t)channel_of(i) * w + w - 1] : 0.0f;
     }
     const float rate = a.rate[head], step_bias = CHANNELS ? 0.0f : a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
+    const float first_norm = a.norm && thread < n_rows ? a.norm[first_row + thread] : 0.0f;
     wait_for_producers();
     if (BLOCKS > 1 && a.norm) await_others();
     // Heads that share keys read them all, and the first of them keeps them: nobody reads that entry now.
@@ -143,28 +145,39 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
             matrix = matrix_of(a, r, head) + (uint64_t)first_row * a.cols;
         }
         const float* in = a.input + (uint64_t)at * a.in_stride;
-        const Change change = CHANNELS ? change_of_channels(a, in, head) : change_of(a, in, head, rate, step_bias);
+        // All that is read of the input is asked for at once, in front of all that is stored.
+        const float* gate = (CHANNELS ? a.gates + (uint64_t)at * a.gates_stride : in + a.gate_at) + head * a.rows + first_row;
+        const float first_gate = (a.norm || a.gated) && thread < n_rows ? gate[thread] : 0.0f;
+        float asked[EARLY];
+#pragma unroll
+        for (uint32_t j = 0; j < EARLY; j++) asked[j] = thread + j * THREADS < n_channels ? in[channel_of(thread + j * THREADS)] : 0.0f;
+        const float step_in = CHANNELS ? 0.0f : in[a.step_at + head], beta = CHANNELS ? 0.0f : beta_of(a, in, head);
+        const Change change = CHANNELS ? change_of_channels(a, in, head) : change_of(a, step_in, beta, rate, step_bias);
+        const uint32_t entry = position % w;
         auto before_of = [&](uint32_t channel) {
             if (!CHAINS) return convolved_before(a, ring_before, position, channel);
             auto input = [&](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; };
             return convolved_in_chain(a.conv_weight + (uint64_t)channel * w, a.conv_bias ? a.conv_bias[channel] : 0.0f, ring_before + (uint64_t)channel * w, position, w, row, input);
         };
-        auto convolve = [&](uint32_t i, float before) {
+        auto convolve = [&](uint32_t i, float x, float weight, float before) {
             const uint32_t channel = channel_of(i);
-            const float x = in[channel], y = silu(__fmaf_rn(x, a.conv_weight[(uint64_t)channel * w + w - 1], before));
+            const float y = silu(__fmaf_rn(x, weight, before));
             (i < a.cols ? m.q[i] : i < 2 * a.cols ? m.k[i - a.cols] : values[i - 2 * a.cols]) = y;
             if (!keeps && i < 2 * a.cols) return;
             if (CHAINS)
                 store_ring(ring + (uint64_t)channel * w, ring_before + (uint64_t)channel * w, position, w, row, [&](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; });
             else
-                ring[(uint64_t)channel * w + position % w] = x;
+                ring[(uint64_t)channel * w + entry] = x;
         };
         if (!CHAINS || !row) {
 #pragma unroll
             for (uint32_t j = 0; j < EARLY; j++)
-                if (thread + j * THREADS < n_channels) convolve(thread + j * THREADS, early[j]);
+                if (thread + j * THREADS < n_channels) convolve(thread + j * THREADS, asked[j], last_weight[j], early[j]);
         }
-        for (uint32_t i = thread + (CHAINS && row ? 0 : EARLY * THREADS); i < n_channels; i += THREADS) convolve(i, before_of(channel_of(i)));
+        for (uint32_t i = thread + (CHAINS && row ? 0 : EARLY * THREADS); i < n_channels; i += THREADS) {
+            const uint32_t channel = channel_of(i);
+            convolve(i, in[channel], a.conv_weight[(uint64_t)channel * w + w - 1], before_of(channel));
+        }
         for (uint32_t i = a.cols + thread; i < N * 16; i += THREADS) m.q[i] = m.k[i] = 0.0f;
         if constexpr (CHANNELS) {
             for (uint32_t i = thread; i < N * 16; i += THREADS) m.left[0][i] = i < a.cols ? left_of(a, at, head, i, rate) : 0.0f;
@@ -198,8 +211,10 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
             if (there && part == 0) outputs[r] = out;
         }
         __syncthreads();
-        const float* gate = (CHANNELS ? a.gates + (uint64_t)at * a.gates_stride : in + a.gate_at) + head * a.rows + first_row;
-        auto gate_of = [&](uint32_t i) { return CHANNELS ? sigmoid(gate[i]) : silu(gate[i]); };
+        auto gate_of = [&](uint32_t i) {
+            const float v = i == thread ? first_gate : gate[i];
+            return CHANNELS ? sigmoid(v) : silu(v);
+        };
         float* out = a.out + ((uint64_t)at * a.heads + head) * a.rows + first_row;
         if (!a.norm) {
             for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = a.gated ? __fmul_rn(outputs[i], gate_of(i)) : outputs[i];
@@ -219,7 +234,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
         }
         for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[BLOCKS == 1 ? 0 : row & 1][r]);
         const float scale = 1.0f / sqrtf(__fadd_rn(sum / (float)a.rows, a.eps));
-        for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), a.norm[first_row + i]), gate_of(i));
+        for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), i == thread ? first_norm : a.norm[first_row + i]), gate_of(i));
     }
 }
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1, false>(a); }
@@ -404,7 +419,7 @@ template <int N, bool CHANNELS = false> __device__ __forceinline__ void scan(con
         }
         if (thread < SCAN_TOKENS && batch * SCAN_TOKENS + thread < a.count) {
             const float* in = a.input + (uint64_t)(batch * SCAN_TOKENS + thread) * a.in_stride;
-            m.change[thread] = CHANNELS ? change_of_channels(a, in, head) : change_of(a, in, head, a.rate[head], a.step_bias[head]);
+            m.change[thread] = CHANNELS ? change_of_channels(a, in, head) : change_of(a, in[a.step_at + head], beta_of(a, in, head), a.rate[head], a.step_bias[head]);
         }
         if constexpr (CHANNELS) {
             for (uint32_t i = thread; i < SCAN_TOKENS * N * 16; i += SCAN_THREADS) {

@@ -30,9 +30,10 @@ struct Change {
     float decay;
     float scale;
 };
-__device__ __forceinline__ Change change_of(const RecurrentArgs& a, const float* in, uint32_t head, float rate, float step_bias) {
-    const float step = fminf(fmaxf(softplus(__fadd_rn(in[a.step_at + head], step_bias)), a.least), a.most);
-    return Change{__expf(__fmul_rn(rate, step)), a.delta ? __fmul_rn(a.beta_scale, sigmoid(in[a.beta_at + head])) : step};
+__device__ __forceinline__ float beta_of(const RecurrentArgs& a, const float* in, uint32_t head) { return a.delta ? in[a.beta_at + head] : 0.0f; }
+__device__ __forceinline__ Change change_of(const RecurrentArgs& a, float in, float beta, float rate, float step_bias) {
+    const float step = fminf(fmaxf(softplus(__fadd_rn(in, step_bias)), a.least), a.most);
+    return Change{__expf(__fmul_rn(rate, step)), a.delta ? __fmul_rn(a.beta_scale, sigmoid(beta)) : step};
 }
 
 // What a token leaves of column `c` of a head's state, where each channel has a step of its own; of row `row` of input.

@@ -77,7 +77,7 @@ impl Kernels {
             && own.projection.groups * 32 == gate.rows;
         let input_at = gate_bytes + projection_bytes;
         let inner_at = (input_at + own.gate.groups * INPUT_BYTES).next_multiple_of(16);
-        let own_at = inner_at + own.projection.groups * INPUT_BYTES;
+        let own_at = (inner_at + own.projection.groups * INPUT_BYTES).next_multiple_of(16);
         let floats = gate.rows / BLOCKS * (1 + gate.n_slices) + width / BLOCKS;
         let shared = (own_at + floats * 4) as usize;
         let most = self.context().properties().shared_bytes - STATIC_SHARED;
