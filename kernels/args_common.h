@@ -456,6 +456,16 @@ struct SummedProductArgs {
     RowSumArgs added;
 };
 
+// A product of a few rows.
+struct FewProductArgs {
+    // `q8`, `q8_scale`, `out` and `residual` are those of the first row. Its input is rounded, and its groups are a multiple of 4.
+    ProductArgs product;
+    // At most the kernel's.
+    uint32_t rows;
+    // Floats from one row of `out` and `residual` to the next.
+    uint32_t stride;
+};
+
 struct MatmulArgs {
     // `[m][k]`, tiled.
     const __half* x;
@@ -656,6 +666,7 @@ static_assert(sizeof(MatvecArgs) == 232);
 static_assert(sizeof(ProductArgs) == 352);
 static_assert(sizeof(RowSumArgs) == 48);
 static_assert(sizeof(SummedProductArgs) == 400);
+static_assert(sizeof(FewProductArgs) == 360);
 static_assert(sizeof(MatmulArgs) == 64);
 static_assert(sizeof(GatedMatmulArgs) == 72);
 static_assert(sizeof(Rotation) == 56);

@@ -128,3 +128,31 @@ template <uint32_t T> __device__ __forceinline__ float record_dot(const LaneInpu
         return x.dot<T>(group);
     }
 }
+
+// The same of several rows, whose inputs share what is made of the weights.
+template <uint32_t T, int N> __device__ __forceinline__ void record_dots(const LaneInput (&x)[N], const uint8_t* r, uint32_t g, uint32_t n, float (&out)[N]) {
+    if constexpr (N == 1) {
+        out[0] = record_dot<T>(x[0], r, g, n);
+    } else if constexpr (T == Q4_K) {
+        const uint4 q = *(const uint4*)(r + g * 16);
+        const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+        float scale, minimum;
+        Codec<T>::template scales<FromShared>(r, g, n, scale, minimum);
+#pragma unroll
+        for (int b = 0; b < N; b++) {
+            int low = MAGIC_BITS, high = 0;
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                low = __dp4a((int)(w[t] & 0x0f0f0f0f), x[b].x[t], low);
+                high = dot_unsigned(w[t] & 0xf0f0f0f0, x[b].x[4 + t], high);
+            }
+            const float v = __fmul_rn(scale, lowered(low + (high >> 4)));
+            out[b] = __fmul_rn(x[b].d, __fmaf_rn(-minimum, x[b].sum, v));
+        }
+    } else {
+        Group group;
+        Codec<T>::template decode<FromShared>(r, g, n, group);
+#pragma unroll
+        for (int b = 0; b < N; b++) out[b] = x[b].template dot<T>(group);
+    }
+}

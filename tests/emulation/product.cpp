@@ -1,6 +1,6 @@
 // The operations of a step, with products that make their own input, under schedules that no GPU would choose: they must
 // end, with the bits of the kernels that do one operation each, and close to what f64 makes of the same input.
-#include "product.cuh"
+#include "product_few.cuh"
 #include "nodes.h"
 #include <cstdio>
 #include <cstdlib>
@@ -21,12 +21,9 @@ struct Launch {
     const float* residual = NULL;
     RowSumArgs added{};
 
-    std::vector<float> run(const char* what, const std::function<void(ProductArgs&)>& input) const {
+    ProductArgs args() const {
         const uint32_t halves = finish == GATE ? 2 : 1, n = (uint32_t)matrix.parts.size();
-        std::vector<float> out(matrix.rows() / halves, NAN);
         ProductArgs a{};
-        input(a);
-        a.out = out.data();
         a.residual = residual;
         a.n_parts = n;
         a.groups = matrix.groups;
@@ -46,6 +43,14 @@ struct Launch {
                 if constexpr (TYPES >> T & 1) a.ring_bytes = std::max(a.ring_bytes, WARPS * stages<T>() * stage_rows<T>() * record_bytes(T, 32));
             });
         }
+        return a;
+    }
+
+    std::vector<float> run(const char* what, const std::function<void(ProductArgs&)>& input) const {
+        std::vector<float> out(matrix.rows() / (finish == GATE ? 2 : 1), NAN);
+        ProductArgs a = args();
+        input(a);
+        a.out = out.data();
         const SummedProductArgs summed{a, added};
         const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] {
             if (added.base) product_body<TYPES, false, false, true>(summed.product, NULL, &summed);
@@ -53,6 +58,33 @@ struct Launch {
         });
         check(wrong.empty(), network, what, wrong);
         return out;
+    }
+
+    // Several rows by a kernel for up to MOST of them: each has the bits that it has alone.
+    template <int MOST> void run_rows(uint32_t rows) const {
+        const uint32_t width = matrix.groups * 32, len = matrix.rows(), stride = len + 5;
+        std::vector<int8_t> q8(rows * width);
+        std::vector<float> scales(rows * matrix.groups), base(rows * stride), out(rows * stride, NAN);
+        for (int8_t& q : q8) q = (int8_t)(numbers() % 255 - 127);
+        for (float& scale : scales) scale = (float)(numbers() % 1000) * 1e-5f;
+        for (float& v : base) v = (float)(numbers() % 1000) * 1e-2f;
+        FewProductArgs few{args(), rows, stride};
+        few.product.q8 = q8.data();
+        few.product.q8_scale = scales.data();
+        few.product.out = out.data();
+        few.product.residual = base.data();
+        const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] { few_body<TYPES, MOST>(few); });
+        check(wrong.empty(), network, "rows", wrong);
+        for (uint32_t b = 0; b < rows; b++) {
+            Launch one = *this;
+            one.residual = base.data() + b * stride;
+            const std::vector<float> alone = one.run("one of the rows", [&](ProductArgs& a) {
+                a.q8 = q8.data() + b * width;
+                a.q8_scale = scales.data() + b * matrix.groups;
+            });
+            check(memcmp(alone.data(), out.data() + b * stride, len * 4) == 0, network, "rows", "other bits than alone");
+            for (uint32_t i = len; i < stride; i++) check(out[b * stride + i] != out[b * stride + i], network, "rows", "written behind a row");
+        }
     }
 };
 
@@ -136,6 +168,15 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
             const std::vector<float> alone = Launch{n, l.qkv, blocks}.run("product", [&](ProductArgs& a) { a.x = wanted.data(); a.norm = norm; });
             same("product of a sum", got, alone, [&] { return row(alone); });
         }
+
+    // Bulk copies bring sixteen bytes of scales.
+    for (const Matrix* matrix : {&l.qkv, &l.output, &l.down}) {
+        if (matrix->groups % 4 != 0) continue;
+        const Launch several{n, *matrix, blocks};
+        several.run_rows<2>(2);
+        several.run_rows<4>(3);
+        several.run_rows<4>(4);
+    }
 
     Launch up{n, l.up, blocks, n.gated ? GATE : ACTIVATE};
     const std::vector<float> active = nodes.activation(nodes.normed(l.up, l.feed_forward_norm, between.data()));

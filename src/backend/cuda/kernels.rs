@@ -367,32 +367,46 @@ impl Kernels {
             let mut done = 0;
             while done < batch {
                 let left = batch - done;
+                let row = u64::from(done);
+                let width = u64::from(matrix.groups) * 32;
+                let input = Inputs {
+                    q8: input.q8 + row * width,
+                    q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
+                    f32: input.f32 + row * width * 4,
+                };
+                let out = out + row * u64::from(out_stride) * 4;
+                let residual = match residual {
+                    0 => 0,
+                    first => first + row * u64::from(out_stride) * 4,
+                };
+                let mine = (matrix, types, &mine[..]);
+                let to = (out, residual, out_stride);
+                // SAFETY: as above.
+                if unsafe { self.few_product(stream, mine, &input, to, left)? } {
+                    break;
+                }
+                let mine = mine.2;
                 let batched = if ty.is_float() {
                     None
                 } else {
-                    self.plan_batch(matrix, &mine, left)
+                    self.plan_batch(matrix, mine, left)
                 };
                 let (kind, threads, plan) = match batched {
                     Some(plan) => ("matvec_batch", matvec_batch::THREADS, plan),
                     None => {
                         let rows = if ty.is_float() || left == 1 { 1 } else { 4 };
-                        let plan = self.plan_matvec(matrix, &mine, rows);
+                        let plan = self.plan_matvec(matrix, mine, rows);
                         ("matvec", (WARPS * 32) as u32, plan)
                     }
                 };
                 let name = format!("{kind}_{types}_{}", plan.rows);
                 let n = left.min(plan.rows as u32);
-                let row = u64::from(done);
-                let width = u64::from(matrix.groups) * 32;
                 let args = args::Matvec {
-                    q8: input.q8 + row * width,
-                    q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
-                    f32: input.f32 + row * width * 4,
-                    out: out + row * u64::from(out_stride) * 4,
-                    residual: match residual {
-                        0 => 0,
-                        first => first + row * u64::from(out_stride) * 4,
-                    },
+                    q8: input.q8,
+                    q8_scale: input.q8_scale,
+                    f32: input.f32,
+                    out,
+                    residual,
                     out_stride,
                     batch: n,
                     ..plan.args

@@ -21,6 +21,9 @@ const WIDEST_NORM: u32 = 16 * 512;
 /// Widest row that is added up before, by `FOURS_OF_SUM` of product.cuh.
 pub(super) const WIDEST_SUM: u32 = 8 * 512;
 
+/// Rows that kernels of several rows are made for (`product_few_*`).
+const FEW_ROWS: [usize; 2] = [2, 4];
+
 /// Where a product's input is.
 #[derive(Clone, Copy, Debug)]
 pub enum RowInput {
@@ -160,6 +163,13 @@ impl Kernels {
         for kind in ["product", "product_adapted", "product_summed"] {
             self.find("product_k", &format!("{kind}_{PAIR}"), most)?;
         }
+        for rows in FEW_ROWS {
+            for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
+                let name = format!("product_few_{}_{rows}", ty.name());
+                self.find(&kernel_file("product_few", ty), &name, most)?;
+            }
+            self.find("product_few_k", &format!("product_few_{PAIR}_{rows}"), most)?;
+        }
         for ty in RecordType::SUMMED {
             for kind in ["product_summed", "product_spread_summed"] {
                 let name = format!("{kind}_{}", ty.name());
@@ -196,7 +206,8 @@ impl Kernels {
         which: &[usize],
         halves: u32,
     ) -> bool {
-        self.has(&format!("product_{types}")) && self.plan_product(matrix, which, halves).is_some()
+        self.has(&format!("product_{types}"))
+            && self.plan_product(matrix, which, halves, 1).is_some()
     }
 
     /// Whether it adds what a session's adapters have for this matrix.
@@ -207,7 +218,7 @@ impl Kernels {
         };
         let most = self.context().properties().shared_bytes - STATIC_SHARED;
         // Also with the halves of a gate.
-        let plans = [1, 2].map(|halves| self.plan_product(matrix, which, halves));
+        let plans = [1, 2].map(|halves| self.plan_product(matrix, which, halves, 1));
         self.takes_product(matrix, types, which, 1)
             && session.ranks(matrix).is_some_and(|ranks| {
                 let mut plans = plans.iter().flatten();
@@ -239,7 +250,7 @@ impl Kernels {
         which: &[usize],
     ) -> Result<()> {
         let halves = product.finish.halves();
-        let Some(plan) = self.plan_product(product.matrix, which, halves) else {
+        let Some(plan) = self.plan_product(product.matrix, which, halves, 1) else {
             fail!(Internal, "a product with {types} does not fit");
         };
         let mut args = args::Product {
@@ -312,8 +323,59 @@ impl Kernels {
         }
     }
 
-    /// Blocks and shared memory for some segments of a matrix; `None` if they do not fit.
-    fn plan_product(&self, matrix: &Matrix, which: &[usize], halves: u32) -> Option<ProductPlan> {
+    /// How many rows the kernel is made for that takes `rows` of them, which are several, if there is one.
+    fn few_rows(&self, matrix: &Matrix, types: &str, rows: u32) -> Option<usize> {
+        // Bulk copies bring sixteen bytes.
+        let fits = rows > 1 && matrix.groups.is_multiple_of(4);
+        let most = FEW_ROWS.into_iter().find(|&most| rows as usize <= most);
+        most.filter(|most| fits && self.has(&format!("product_few_{types}_{most}")))
+    }
+
+    /// Enqueues the product of a few rows with some segments, whose inputs are there as int8, if there is a kernel that takes them.
+    /// Whether there is one is the answer.
+    ///
+    /// # Safety
+    /// As [`Kernels::product`]; `inputs`, `out` and what is added are as many rows, the latter two `stride` floats apart.
+    pub(super) unsafe fn few_product(
+        &self,
+        stream: &Stream,
+        (matrix, types, which): (&Matrix, &str, &[usize]),
+        inputs: &Inputs,
+        (out, residual, stride): (u64, u64, u32),
+        rows: u32,
+    ) -> Result<bool> {
+        let Some(most) = self.few_rows(matrix, types, rows) else {
+            return Ok(false);
+        };
+        let Some(plan) = self.plan_product(matrix, which, 1, most) else {
+            return Ok(false);
+        };
+        let args = args::FewProduct {
+            product: args::Product {
+                q8: inputs.q8,
+                q8_scale: inputs.q8_scale,
+                out,
+                residual,
+                ..plan.args
+            },
+            rows,
+            stride,
+        };
+        let (name, grid) = (format!("product_few_{types}_{most}"), (plan.grid, 1, 1));
+        let threads = (WARPS * 32) as u32;
+        // SAFETY: by contract, the inputs have the form that the types need, and all addresses are valid.
+        unsafe { self.launch(stream, &name, grid, threads, plan.shared, &args)? };
+        Ok(true)
+    }
+
+    /// Blocks and shared memory for some segments of a matrix and so many rows of input; `None` if they do not fit.
+    fn plan_product(
+        &self,
+        matrix: &Matrix,
+        which: &[usize],
+        halves: u32,
+        inputs: usize,
+    ) -> Option<ProductPlan> {
         let segments: Vec<&MatrixSegment> = which.iter().map(|&i| &matrix.segments[i]).collect();
         let blocks = share_blocks(&segments, halves, self.multiprocessors());
         let mut args = args::Product {
@@ -324,7 +386,8 @@ impl Kernels {
         let (mut grid, mut sums, mut ring, mut most_rows) = (0, 0, 0, 0);
         // What blocks share: rows, or groups of rows that are spread.
         let unit = match segments[..] {
-            [s] => {
+            // Those of several rows are not spread.
+            [s] if inputs == 1 => {
                 let (rows, group) = (s.rows / halves, group_rows(s.ty));
                 let enough = rows / group >= LEAST_GROUPS * blocks[0];
                 if enough && rows.is_multiple_of(group) {
@@ -357,7 +420,7 @@ impl Kernels {
             };
             grid += blocks;
             let its_rows = (units.div_ceil(blocks) * unit * halves) as usize;
-            sums = sums.max(n_slices as usize * its_rows * 4);
+            sums = sums.max(n_slices as usize * its_rows * inputs * 4);
             most_rows = most_rows.max(its_rows);
             ring = ring.max(ring_bytes(s.ty));
         }
@@ -368,7 +431,7 @@ impl Kernels {
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
         let shares = SHARING_BYTES.contains(&(bytes / u64::from(grid)));
         let least = if shares { 0 } else { most / 2 + 512 };
-        let used = ring + matrix.groups as usize * INPUT_BYTES + sums;
+        let used = ring + matrix.groups as usize * INPUT_BYTES * inputs + sums;
         let shared = used.max(least);
         (shared <= most).then_some(ProductPlan {
             args,

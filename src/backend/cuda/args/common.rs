@@ -546,6 +546,20 @@ pub struct SummedProduct {
     pub added: RowSum,
 }
 
+/// `FewProductArgs`.
+///
+/// A product of a few rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FewProduct {
+    /// `q8`, `q8_scale`, `out` and `residual` are those of the first row. Its input is rounded, and its groups are a multiple of 4.
+    pub product: Product,
+    /// At most the kernel's.
+    pub rows: u32,
+    /// Floats from one row of `out` and `residual` to the next.
+    pub stride: u32,
+}
+
 /// `MatmulArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -773,6 +787,7 @@ const _: () = {
     assert!(size_of::<Product>() == 352);
     assert!(size_of::<RowSum>() == 48);
     assert!(size_of::<SummedProduct>() == 400);
+    assert!(size_of::<FewProduct>() == 360);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 56);
