@@ -45,7 +45,34 @@ struct RankSumArgs {
     uint32_t len;
     uint32_t x_stride;
     uint32_t stride;
+    // Of one row: products have stored it with tags already.
+    uint32_t is_sent;
+};
+
+// A row that is added up from what all ranks have, or one that goes to them.
+struct LinkedRow {
+    MeetingArgs meeting;
+    // Of each rank: `[2][n_ranks][tagged_capacity]` pairs of an f32 and a tag.
+    uint64_t tagged[MAX_RANKS];
+    // `[len]`: what is added to the sum; NULL: nothing is added up.
+    const float* base;
+    // `[len]`: where the sum is kept, which is neither `base` nor `parts`.
+    float* sum;
+    // `[len]` what this rank has; or `[n_ranks][len]` what all have.
+    const float* parts;
+    uint32_t tagged_capacity;
+    // Which of the two.
+    uint32_t gathered;
+    // The product's output goes to the others with tags.
+    uint32_t sends;
     uint32_t padding;
+};
+
+// A product of one row whose input or output is a linked row.
+struct LinkedProductArgs {
+    // `norm` is that of the sum.
+    ProductArgs product;
+    LinkedRow row;
 };
 
 struct RankLogitsArgs {
@@ -99,6 +126,8 @@ struct RankPlaceArgs {
 
 static_assert(sizeof(MeetingArgs) == 104);
 static_assert(sizeof(RankSumArgs) == 288);
+static_assert(sizeof(LinkedRow) == 208);
+static_assert(sizeof(LinkedProductArgs) == 560);
 static_assert(sizeof(RankLogitsArgs) == 136);
 static_assert(sizeof(RankPackArgs) == 32);
 static_assert(sizeof(RankAddArgs) == 40);

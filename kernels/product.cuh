@@ -15,6 +15,7 @@
 #include "input.cuh"
 #include "matvec.cuh"
 #include "mma.cuh"
+#include "ranks.cuh"
 
 enum Finish : uint32_t {
     PLAIN = 0,
@@ -128,6 +129,51 @@ template <class Asked> __device__ __forceinline__ void take_sum(const ProductArg
     sum_row(a.x, added, width, a.inverse_len, scratch, sum, asked);
     if (a.norm.weight) sum.sum(a.norm, width, a.inverse_len, scratch);
     input.take_either(sum, a.norm);
+}
+
+// The residual stream with what all ranks have to add to it, in the order of the ranks, which each block adds up for itself; the
+// first one keeps the sum. `asked` is called when this rank's own have been asked for.
+template <class Asked> __device__ __forceinline__ void take_ranks(const ProductArgs& product, const LinkedRow& a, const Input& input, float* scratch, Asked asked) {
+    constexpr int AT_ONCE = 1;
+    const uint32_t width = input.groups * 32;
+    const MeetingArgs& m = a.meeting;
+    const NormArgs& norm = product.norm;
+    NormRow row;
+    const TaggedRow tagged{a.tagged, a.tagged_capacity, m.n_ranks, m.index, a.gathered ? 0 : tag_of(m)};
+    wait_for_producers();
+    row.load(a.base, width);
+    asked();
+#pragma unroll
+    for (int first = 0; first < 4; first += AT_ONCE) {
+        const auto place = [&](int i) { return row.place(first + i); };
+        if (place(0) - threadIdx.x * 4 >= width) break;
+        const auto part = [&](uint32_t rank, int i) {
+            return place(i) < width ? __ldcg((const float4*)(a.parts + (a.gathered ? rank * width : 0) + place(i))) : make_float4(0, 0, 0, 0);
+        };
+        float4 own[AT_ONCE], sum[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) own[i] = part(m.rank, i);
+        for (uint32_t rank = 0; rank < m.n_ranks; rank++) {
+            float4 v[AT_ONCE];
+            if (rank != m.rank && !a.gathered) tagged.take(m, rank, place, width, v);
+            else
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) v[i] = rank == m.rank ? own[i] : part(rank, i);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) sum[i] = rank == 0 ? v[i] : plus(sum[i], v[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (place(i) >= width) continue;
+            row.v[first + i] = plus(row.v[first + i], sum[i]);
+            if (blockIdx.x == 0) *(float4*)(a.sum + place(i)) = row.v[first + i];
+        }
+    }
+    if (norm.weight) {
+        row.load_weights(norm, width);
+        row.sum(norm, width, product.inverse_len, scratch);
+    }
+    input.take_either(row, norm);
 }
 
 // What adapters add to a product of one row, in the block that has its input in shared memory. The parts of A x are shared by
@@ -368,7 +414,7 @@ template <uint32_t TYPES> constexpr uint32_t ring_barriers() {
     }
 }
 
-template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, class Static> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const SummedProductArgs* summed, const Part& part, Static& m, uint8_t* shared) {
+template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class Static> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const SummedProductArgs* summed, const LinkedRow* linked, const Part& part, Static& m, uint8_t* shared) {
     constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
     constexpr bool BULK = comes_in_bulk<T>();
     float* scratch = m.scratch;
@@ -443,7 +489,9 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, class Static> __de
     // What is asked for first comes first, and the next block of a product begins when the one before has ended: so the input
     // goes before the weights. Only attention leaves time for some.
     constexpr uint32_t EARLY = 1;
-    if (SUMMED && summed->added.base) {
+    if (LINKED && linked->base) {
+        take_ranks(a, *linked, input, scratch, [&] { fill(STAGES); });
+    } else if (SUMMED && summed->added.base) {
         take_sum(a, summed->added, input, scratch, [&] { fill(STAGES); });
     } else if (a.norm.weight) {
         NormRow norm;
@@ -557,11 +605,19 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, class Static> __de
             if (a.finish == WEIGH) v = __fmul_rn(v, r);
         }
         a.out[p.out_offset + row] = v;
+        if constexpr (LINKED)
+            if (linked->sends) {
+                const MeetingArgs& m = linked->meeting;
+                const TaggedRow to{linked->tagged, linked->tagged_capacity, m.n_ranks, m.index, tag_of(m)};
+                for (uint32_t peer = 0; peer < m.n_ranks; peer++)
+                    if (peer != m.rank) to.send(peer, m.rank, p.out_offset + row, v);
+            }
     }
 }
 
 // Grid: the blocks of the parts; 512 threads, as many as a norm of its own has.
-template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false, bool SUMMED = false> __device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted* adapted = NULL, const SummedProductArgs* summed = NULL) {
+template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false, bool SUMMED = false, bool LINKED = false>
+__device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted* adapted = NULL, const SummedProductArgs* summed = NULL, const LinkedRow* linked = NULL) {
     DYNAMIC_SHARED(shared);
     using Static = RingStatic<ADAPTED, ring_barriers<TYPES>()>;
     STATIC_SHARED(Static, m);
@@ -572,15 +628,15 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false, bool SUMMED
     }
     const Part& p = part_of(a.parts, a.n_parts);
     for_type(p.type, [&]<uint32_t T>() {
-        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD, ADAPTED, SUMMED>(a, adapted, summed, p, m, shared);
+        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD, ADAPTED, SUMMED, LINKED>(a, adapted, summed, linked, p, m, shared);
     });
 }
 
 #endif
 
 // Kernel names: product_<types>, product_spread_<types> for parts that are spread, and the same with adapted_ before the types, or with
-// summed_ for inputs that are added up first. These and the adapted ones leave room for another block's
-// registers. What only some networks need is in kernels of its own, because registers and instructions cost all.
+// summed_ for inputs that are added up first, linked_ for outputs that go to other ranks and inputs that come from them. These and the
+// adapted ones leave room for another block's registers. What only some networks need is in kernels of its own, because registers and instructions cost all.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define PRODUCT_ONE(name, types, spread)                                                                   \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ ProductArgs a) { \
@@ -594,6 +650,13 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false, bool SUMMED
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) name(const __grid_constant__ SummedProductArgs a) { \
         product_body<types, spread, false, true>(a.product, NULL, &a);                                              \
     }
+#define PRODUCT_LINK(name, types, spread)                                                                           \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) name(const __grid_constant__ LinkedProductArgs a) { \
+        product_body<types, spread, false, false, true>(a.product, NULL, NULL, &a.row);                             \
+    }
+#define PRODUCT_LINKED(name, types)                         \
+    PRODUCT_LINK(product_linked_##name, (types), false)     \
+    PRODUCT_LINK(product_spread_linked_##name, (types), true)
 #define PRODUCT_SUMS(name, types)                         \
     PRODUCT_SUMMED(product_summed_##name, (types), false) \
     PRODUCT_SUMMED(product_spread_summed_##name, (types), true)
@@ -606,6 +669,8 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false, bool SUMMED
 #define PRODUCT_ONE(name, ...)
 #define PRODUCT_ADAPTED(name, ...)
 #define PRODUCT_SUMMED(name, ...)
+#define PRODUCT_LINK(name, ...)
+#define PRODUCT_LINKED(name, ...)
 #define PRODUCT_SUMS(name, ...)
 #define PRODUCT(name, types)
 #endif

@@ -1,9 +1,7 @@
 // Sums over GPUs that share the layers of a network: each adds what all have, in the order of their ranks, so that all have the same
 // bits. A block stores its piece into the memory of every peer, raises a flag there, and waits for theirs. Where NCCL has gathered
 // what all have (rank_add), it lies in the memory of each.
-#include "args_ranks.h"
-#include "common.cuh"
-#include "instructions.cuh"
+#include "ranks.cuh"
 
 // Most GPUs of a group, and most blocks of a sum.
 static_assert(sizeof(MeetingArgs) == 104, "as in args/ranks.rs");
@@ -12,27 +10,6 @@ static_assert(sizeof(RankSumArgs) == 288, "as in args/ranks.rs");
 __device__ __forceinline__ uint64_t flag_at(const MeetingArgs& m, uint32_t at, uint32_t from, uint32_t block) {
     return m.flags[at] + (((uint64_t)(m.index & 1) * MAX_RANKS + from) * (MAX_SUM_BLOCKS + 1) + block) * 8;
 }
-
-__device__ __forceinline__ uint64_t now_ns() {
-    uint64_t ns;
-    asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(ns));
-    return ns;
-}
-
-// Nobody waits for ever, and behind a meeting that failed nobody waits at all.
-struct Patience {
-    uint64_t since = 0;
-    uint32_t turn = 0;
-
-    __device__ __forceinline__ bool goes_on(const MeetingArgs& m, uint32_t peer) {
-        if (++turn % 64) return true;
-        if (*(volatile uint32_t*)m.failed) return false;
-        if (!since) since = now_ns();
-        if (now_ns() - since <= m.patience) return true;
-        *(volatile uint32_t*)m.failed = 1 + peer;
-        return false;
-    }
-};
 
 // Says to all peers that what this block has stored for them is there, and waits until they say so of theirs. Threads of the block
 // meet before and behind.
@@ -58,9 +35,6 @@ __device__ __forceinline__ float* inbox_of(const RankSumArgs& a, uint32_t at, ui
     return (float*)a.inboxes[at] + ((uint64_t)(m.index & 1) * m.n_ranks + from) * a.capacity;
 }
 
-__device__ __forceinline__ float4 plus(float4 a, float4 b) {
-    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
 __device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ void clear(float4& v) { v = make_float4(0, 0, 0, 0); }
 __device__ __forceinline__ void clear(float& v) { v = 0; }
@@ -114,39 +88,23 @@ template <typename T, int U> __device__ __forceinline__ void sum_pieces(const Ra
     }
 }
 
-// One row, whose elements go with a tag each that says which meeting they are of, so that they need no flag behind them. All of the
-// row goes so each time, so what lies in the inbox is of the meeting before the last at the oldest.
+// One row, whose elements go with a tag each. All of the row goes so each time, so what lies in the inbox is of the meeting before
+// the last at the oldest. Where products have sent the row, what others have sent is added up alone.
 __device__ __forceinline__ void sum_tagged(const RankSumArgs& a) {
     const MeetingArgs& m = a.meeting;
     const uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= a.len) return;
-    const uint64_t launch = *(volatile const uint64_t*)m.launch;
-    const uint32_t tag = ((uint32_t)(launch >> 16) * 4 + (uint32_t)(launch & 3)) * 1024 + m.index + 1;
+    const TaggedRow row{a.tagged, a.tagged_capacity, m.n_ranks, m.index, tag_of(m)};
     const float4 v = __ldcg((const float4*)(a.x + i));
-    const auto at = [&](uint32_t rank, uint32_t from) {
-        return a.tagged[rank] + (((uint64_t)(m.index & 1) * m.n_ranks + from) * a.tagged_capacity + i) * 8;
-    };
-    for (uint32_t peer = 0; peer < m.n_ranks; peer++) {
-        if (peer == m.rank) continue;
-        const uint64_t to = at(peer, m.rank);
-        asm volatile("st.volatile.global.v4.u32 [%0],{%1,%2,%3,%2};" ::"l"(to), "r"(__float_as_uint(v.x)), "r"(tag), "r"(__float_as_uint(v.y)) : "memory");
-        asm volatile("st.volatile.global.v4.u32 [%0],{%1,%2,%3,%2};" ::"l"(to + 16), "r"(__float_as_uint(v.z)), "r"(tag), "r"(__float_as_uint(v.w)) : "memory");
-    }
+    if (!a.is_sent)
+        for (uint32_t peer = 0; peer < m.n_ranks; peer++)
+            if (peer != m.rank) row.send(peer, m.rank, i, v);
     const float4 base = a.base ? *(const float4*)(a.base + i) : make_float4(0, 0, 0, 0);
     float4 sum = v;
     for (uint32_t rank = 0; rank < m.n_ranks; rank++) {
-        float4 theirs = v;
-        if (rank != m.rank) {
-            Patience patience;
-            const uint64_t from = at(m.rank, rank);
-            uint4 p, q;
-            do {
-                asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w) : "l"(from) : "memory");
-                asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(from + 16) : "memory");
-            } while ((p.y != tag || p.w != tag || q.y != tag || q.w != tag) && patience.goes_on(m, rank));
-            theirs = make_float4(__uint_as_float(p.x), __uint_as_float(p.z), __uint_as_float(q.x), __uint_as_float(q.z));
-        }
-        sum = rank == 0 ? theirs : plus(sum, theirs);
+        float4 theirs[1] = {v};
+        if (rank != m.rank) row.take<1>(m, rank, [&](int) { return i; }, a.len, theirs);
+        sum = rank == 0 ? theirs[0] : plus(sum, theirs[0]);
     }
     *(float4*)(a.out + i) = a.base ? plus(base, sum) : sum;
 }

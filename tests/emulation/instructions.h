@@ -29,6 +29,18 @@ inline void store_shared_word(uint64_t* p, uint64_t v) {
     *(volatile uint64_t*)p = v;
     emulator::progress++;
 }
+// ranks.cuh
+inline uint4 load_pairs(uint64_t at) { return *(const uint4*)at; }
+inline void store_pair(uint64_t at, float v, uint32_t tag) {
+    memcpy((void*)at, &v, 4);
+    memcpy((void*)(at + 4), &tag, 4);
+}
+inline void store_pairs(uint64_t at, float v, float w, uint32_t tag) {
+    store_pair(at, v, tag);
+    store_pair(at + 8, w, tag);
+}
+inline uint64_t now_ns() { return 0; }
+
 inline uint32_t warp_largest(uint32_t v) {
     const emulator::Words* all = emulator::exchange(&v, 1);
     for (int i = 0; i < 32; i++) v = v > all[i][0] ? v : all[i][0];

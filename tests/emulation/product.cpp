@@ -20,6 +20,7 @@ struct Launch {
     Finish finish = PLAIN;
     const float* residual = NULL;
     RowSumArgs added{};
+    LinkedRow linked{};
 
     ProductArgs args() const {
         const uint32_t halves = finish == GATE ? 2 : 1, n = (uint32_t)matrix.parts.size();
@@ -53,7 +54,8 @@ struct Launch {
         a.out = out.data();
         const SummedProductArgs summed{a, added};
         const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] {
-            if (added.base) product_body<TYPES, false, false, true>(summed.product, NULL, &summed);
+            if (linked.meeting.n_ranks) product_body<TYPES, false, false, false, true>(a, NULL, NULL, &linked);
+            else if (added.base) product_body<TYPES, false, false, true>(summed.product, NULL, &summed);
             else product_body<TYPES>(a);
         });
         check(wrong.empty(), network, what, wrong);
@@ -176,6 +178,54 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
         several.run_rows<2>(2);
         several.run_rows<4>(3);
         several.run_rows<4>(4);
+    }
+
+    // A product that sends what it makes to other ranks, and one whose input is the sum of what three ranks have: sent with tags, or gathered.
+    for (const bool gathers : {false, true}) {
+        constexpr uint32_t RANKS = 3, OWN = 1, CAPACITY = 4096;
+        const std::vector<float> sent = Launch{n, l.output, blocks}.run("plain", rounded);
+        std::vector<std::vector<uint64_t>> memory(RANKS, std::vector<uint64_t>(2 * RANKS * CAPACITY));
+        const uint64_t launch = 5 << 16 | 2;
+        LinkedRow row{};
+        row.meeting.launch = &launch;
+        row.meeting.n_ranks = RANKS;
+        row.meeting.index = 3;
+        for (uint32_t rank = 0; rank < RANKS; rank++) row.tagged[rank] = (uint64_t)memory[rank].data();
+        row.tagged_capacity = CAPACITY;
+        std::vector<float> parts, wanted(n.hidden), kept(n.hidden, NAN);
+        for (uint32_t rank = 0; rank < RANKS; rank++) {
+            // What each has differs by more than the roundings of a sum.
+            std::vector<float> its = sent;
+            for (float& v : its) v *= 1.0f + 0.37f * (float)rank;
+            parts.insert(parts.end(), its.begin(), its.end());
+            row.meeting.rank = rank;
+            const TaggedRow tagged{row.tagged, CAPACITY, RANKS, row.meeting.index, tag_of(row.meeting)};
+            for (uint32_t i = 0; i < n.hidden; i++)
+                if (rank != 0 && rank != OWN) tagged.send(OWN, rank, i, its[i]);
+        }
+        // The first one's come from a product.
+        row.meeting.rank = 0;
+        row.sends = 1;
+        Launch sending{n, l.output, blocks};
+        sending.linked = row;
+        same("product that sends", sending.run("product that sends", rounded), sent, [&] { return std::vector<double>(sent.begin(), sent.end()); });
+        for (uint32_t i = 0; i < n.hidden; i++) {
+            float sum = parts[i];
+            for (uint32_t rank = 1; rank < RANKS; rank++) sum = __fadd_rn(sum, parts[rank * n.hidden + i]);
+            wanted[i] = __fadd_rn(model.h[i], sum);
+        }
+        row.meeting.rank = OWN;
+        row.sends = 0;
+        row.base = model.h;
+        row.sum = kept.data();
+        row.parts = parts.data() + (gathers ? 0 : OWN * n.hidden);
+        row.gathered = gathers ? 1 : 0;
+        Launch taking{n, l.qkv, blocks};
+        taking.linked = row;
+        const std::vector<float> got = taking.run("product of a sum over ranks", [&](ProductArgs& a) { a.norm = l.attention_norm; });
+        check(memcmp(kept.data(), wanted.data(), kept.size() * 4) == 0, n, "sum over ranks", "other bits");
+        const std::vector<float> alone = Launch{n, l.qkv, blocks}.run("product", normed(l.attention_norm, wanted));
+        same("product of a sum over ranks", got, alone, [&] { return std::vector<double>(alone.begin(), alone.end()); });
     }
 
     Launch up{n, l.up, blocks, n.gated ? GATE : ACTIVATE};

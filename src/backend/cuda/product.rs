@@ -45,6 +45,13 @@ pub enum RowInput {
         /// The norm.
         norm: Option<args::Norm>,
     },
+    /// A row that is added up first from what all ranks have, or the norm of that.
+    Ranks {
+        /// Where it comes from, and where the sum is kept.
+        row: args::LinkedRow,
+        /// The norm.
+        norm: Option<args::Norm>,
+    },
 }
 
 /// What is written of a product.
@@ -61,6 +68,8 @@ pub enum Finish {
     Gate(args::Activation),
     /// Its activation times what is at an address.
     Weigh(args::Activation, u64),
+    /// The product, which also goes to the other ranks.
+    Send(args::LinkedRow),
 }
 
 impl Finish {
@@ -175,8 +184,11 @@ impl Kernels {
                 let name = format!("{kind}_{}", ty.name());
                 self.find(&kernel_file("product", ty), &name, most)?;
             }
+            for kind in ["product_linked", "product_spread_linked"] {
+                self.find("product_linked", &format!("{kind}_{}", ty.name()), most)?;
+            }
         }
-        Ok(())
+        self.find("product_linked", &format!("product_linked_{PAIR}"), most)
     }
 
     /// Whether [`Kernels::product`] takes this matrix, with an input of its own making where `len` is its
@@ -191,11 +203,19 @@ impl Kernels {
 
     /// Whether it adds up a row first, of which it makes its input.
     pub fn makes_sum(&self, matrix: &Matrix, len: u32) -> bool {
-        len <= WIDEST_SUM
-            && (matrix.kernel_groups().iter()).all(|(types, which)| {
-                self.has(&format!("product_summed_{types}"))
-                    && self.takes_product(matrix, types, which, 1)
-            })
+        len <= WIDEST_SUM && self.has_products(matrix, "product_summed")
+    }
+
+    /// Whether it sends its output to other ranks, or adds up what they have of a row of `len` elements.
+    pub(super) fn links(&self, matrix: &Matrix, len: u32) -> bool {
+        len <= WIDEST_NORM && self.has_products(matrix, "product_linked")
+    }
+
+    /// Whether there are kernels of this kind for all of a matrix.
+    fn has_products(&self, matrix: &Matrix, kind: &str) -> bool {
+        (matrix.kernel_groups().iter()).all(|(types, which)| {
+            self.has(&format!("{kind}_{types}")) && self.takes_product(matrix, types, which, 1)
+        })
     }
 
     /// Whether it takes these segments, whose rows have so many halves.
@@ -258,7 +278,7 @@ impl Kernels {
             inverse_len: 1.0 / (product.matrix.groups * 32) as f32,
             ..plan.args
         };
-        let mut added = None;
+        let (mut added, mut linked) = (None, None);
         match product.input {
             RowInput::Rounded(inputs) => {
                 (args.q8, args.q8_scale) = (inputs.q8, inputs.q8_scale);
@@ -275,6 +295,10 @@ impl Kernels {
                 (args.x, added) = (x, Some(sum));
                 args.norm = norm.unwrap_or_default();
             }
+            RowInput::Ranks { row, norm } => {
+                linked = Some(row);
+                args.norm = norm.unwrap_or_default();
+            }
         }
         (args.finish, args.activation) = match product.finish {
             Finish::Plain { residual } => {
@@ -287,6 +311,10 @@ impl Kernels {
                 args.residual = by;
                 (3, activation)
             }
+            Finish::Send(row) => {
+                linked = Some(row);
+                (0, args::Activation::default())
+            }
         };
         let spread = match plan.args.parts[0].spread {
             0 => "",
@@ -297,19 +325,22 @@ impl Kernels {
         let threads = (WARPS * 32) as u32;
         // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
-            match (product.adapted, added) {
-                (None, Some(added)) => {
+            match (product.adapted, added, linked) {
+                (None, None, Some(row)) => {
+                    let args = args::LinkedProduct { product: args, row };
+                    self.launch(stream, &name("_linked"), grid, threads, plan.shared, &args)
+                }
+                (None, Some(added), None) => {
                     let args = args::SummedProduct {
                         product: args,
                         added,
                     };
                     self.launch(stream, &name("_summed"), grid, threads, plan.shared, &args)
                 }
-                (None, None) => self.launch(stream, &name(""), grid, threads, plan.shared, &args),
-                (Some(_), Some(_)) => {
-                    fail!(Internal, "a product of a sum with what adapters add")
+                (None, None, None) => {
+                    self.launch(stream, &name(""), grid, threads, plan.shared, &args)
                 }
-                (Some(mut adapted), None) => {
+                (Some(mut adapted), None, None) => {
                     adapted.thin_at = plan.thin_at() as u32;
                     let bytes = plan.adapted_bytes((adapted.n_linears * adapted.ranks) as usize);
                     let shared = plan.shared.max(plan.thin_at() + bytes);
@@ -319,6 +350,7 @@ impl Kernels {
                     };
                     self.launch(stream, &name("_adapted"), grid, threads, shared, &args)
                 }
+                _ => fail!(Internal, "a product that does two things beside itself"),
             }
         }
     }

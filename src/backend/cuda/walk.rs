@@ -113,9 +113,14 @@ impl Addition {
         }
     }
 
-    /// Whether the outputs are added as they are.
+    /// Whether at most a factor of the outputs is added.
     fn is_plain(&self) -> bool {
         self.norm.is_none() && self.out_scale == 1.0
+    }
+
+    /// Whether the outputs are added as they are.
+    pub fn is_as_it_is(&self) -> bool {
+        self.is_plain() && self.scale == 1.0
     }
 
     /// Whether this adds the last part's outputs to the residual stream.
@@ -187,6 +192,17 @@ pub(super) trait Operations {
     /// Whether other ranks have shares of the same layers, so that what a part's last product makes is a share of a sum.
     fn is_rank(&self) -> bool {
         false
+    }
+
+    /// The last product of a part and the sum over ranks of what it makes, if one operation does that. Whether it does is the answer.
+    fn output_of_rank(
+        &self,
+        matrix: &Matrix,
+        input: &Self::Input,
+        addition: &Addition,
+    ) -> Result<bool> {
+        let _ = (matrix, input, addition);
+        Ok(false)
     }
 
     /// `to = base + from`, with what `from` is on all ranks together.
@@ -392,10 +408,13 @@ fn output<O: Operations>(
 ) -> Result<()> {
     let made = addition.from;
     if ops.is_rank() {
+        if ops.output_of_rank(matrix, input, addition)? {
+            return Ok(());
+        }
         ops.product(matrix, input, made, None)?;
         return add_ranks(ops, addition);
     }
-    if addition.is_plain() && addition.scale == 1.0 {
+    if addition.is_as_it_is() {
         // The product adds.
         return ops.product(matrix, input, addition.to, addition.base);
     }
@@ -406,7 +425,7 @@ fn output<O: Operations>(
 /// Adds what all ranks have made.
 fn add_ranks<O: Operations>(ops: &O, addition: &Addition) -> Result<()> {
     let made = addition.from;
-    if addition.is_plain() && addition.scale == 1.0 {
+    if addition.is_as_it_is() {
         // The sum adds.
         return ops.sum_ranks(made, addition.base, addition.to);
     }

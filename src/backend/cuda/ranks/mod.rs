@@ -8,7 +8,7 @@ mod apart;
 mod gathered;
 mod peers;
 
-use super::args::MAX_RANKS;
+use super::args::{self, MAX_RANKS};
 use super::driver::{Context, Stream};
 use super::kernels::Kernels;
 use super::nccl::library;
@@ -221,8 +221,70 @@ impl Link {
         // SAFETY: by contract.
         unsafe {
             match &self.way {
-                Way::Peers(peer) => peer.sum(with, index, job),
-                Way::Gathered(gathered) => gathered.sum(with, job),
+                Way::Peers(peer) => peer.sum(with, index, job, false),
+                Way::Gathered(gathered) => {
+                    gathered.gather(with, job)?;
+                    gathered.add(with, job)
+                }
+            }
+        }
+    }
+
+    /// What a product needs whose output is the row of the meeting `index`, if it sends that by itself; elsewhere [`Link::gather`]
+    /// comes behind it.
+    pub(super) fn sends(&self, index: u32) -> Option<args::LinkedRow> {
+        match &self.way {
+            Way::Peers(peer) => Some(args::LinkedRow {
+                sends: 1,
+                ..peer.linked(index)
+            }),
+            Way::Gathered(_) => None,
+        }
+    }
+
+    /// Enqueues the gathering of one row.
+    ///
+    /// # Safety
+    /// As for [`Link::sum`].
+    pub(super) unsafe fn gather(&self, with: (&Kernels, &Stream), job: &Job) -> Result<()> {
+        match &self.way {
+            Way::Peers(_) => Ok(()),
+            // SAFETY: by contract.
+            Way::Gathered(gathered) => unsafe { gathered.gather(with, job) },
+        }
+    }
+
+    /// What a product needs that adds up a row that was sent or gathered, and keeps the sum at `job.to`.
+    pub(super) fn takes(&self, index: u32, job: &Job) -> args::LinkedRow {
+        let row = match &self.way {
+            Way::Peers(peer) => args::LinkedRow {
+                parts: job.from.address,
+                ..peer.linked(index)
+            },
+            Way::Gathered(gathered) => gathered.linked(),
+        };
+        args::LinkedRow {
+            base: job.base.map_or(0, |base| base.address),
+            sum: job.to.address,
+            ..row
+        }
+    }
+
+    /// The same by a kernel of its own.
+    ///
+    /// # Safety
+    /// As for [`Link::sum`].
+    pub(super) unsafe fn take(
+        &self,
+        with: (&Kernels, &Stream),
+        index: u32,
+        job: &Job,
+    ) -> Result<()> {
+        // SAFETY: by contract.
+        unsafe {
+            match &self.way {
+                Way::Peers(peer) => peer.sum(with, index, job, true),
+                Way::Gathered(gathered) => gathered.add(with, job),
             }
         }
     }

@@ -213,7 +213,17 @@ impl Peer {
         }
     }
 
-    /// [`super::Link::sum`], the meeting `index` of the launch.
+    /// What a product needs of the meeting `index` of the launch.
+    pub(super) fn linked(&self, index: u32) -> args::LinkedRow {
+        args::LinkedRow {
+            meeting: self.meeting(index),
+            tagged: self.peers.tagged,
+            tagged_capacity: self.places.capacities.0,
+            ..Default::default()
+        }
+    }
+
+    /// [`super::Link::sum`], the meeting `index` of the launch, of a row that products may have sent.
     ///
     /// # Safety
     /// As there.
@@ -222,6 +232,7 @@ impl Peer {
         (kernels, stream): (&Kernels, &Stream),
         index: u32,
         job: &Job,
+        is_sent: bool,
     ) -> Result<()> {
         let Job {
             from,
@@ -243,7 +254,7 @@ impl Peer {
             out: to.address,
             capacity,
             tagged_capacity,
-            padding: 0,
+            is_sent: is_sent.into(),
             rows,
             len,
             x_stride: from.stride,

@@ -1,13 +1,13 @@
 //! The products of a step, with the making of their inputs: by kernels that do both, where there are such.
 
-use super::StepOperations;
+use super::{StepOperations, Waiting};
 use crate::backend::Work;
 use crate::backend::cuda::adapters::{AdaptedInput, Adapters};
 use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::{LayerInputPlan, MlpPlan};
 use crate::backend::cuda::product::{Finish, Product, RowInput};
-use crate::backend::cuda::walk::{MlpInput, Operations, Span};
+use crate::backend::cuda::walk::{Addition, MlpInput, Operations, Span};
 use crate::error::Result;
 
 impl StepOperations<'_> {
@@ -117,6 +117,48 @@ impl StepOperations<'_> {
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises. Only `fuses`
         // lets an input be a row, so there is one.
         unsafe { self.eval.kernels.product(self.eval.stream, &product) }
+    }
+
+    /// The last product of a part of one row, whose sum over ranks waits for the product that reads it, if that can be. Whether it can
+    /// is the answer.
+    pub(super) fn linked_output(
+        &self,
+        matrix: &Matrix,
+        input: &RowInput,
+        addition: &Addition,
+    ) -> Result<bool> {
+        let e = &self.eval;
+        let waits = self.batch == 1
+            && addition.is_of_residual()
+            && addition.is_as_it_is()
+            && !e.adapts(matrix)
+            && e.kernels.links(matrix, e.plan.hidden);
+        let Some(link) = e.link.filter(|_| waits) else {
+            return Ok(false);
+        };
+        self.settle()?;
+        let (index, rows) = (self.next_meeting(), self.rows());
+        match link.sends(index) {
+            Some(row) => {
+                let product = Product {
+                    matrix,
+                    input: *input,
+                    finish: Finish::Send(row),
+                    out: rows.part.address,
+                    adapted: None,
+                };
+                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises, as that all ranks do the same.
+                unsafe { e.kernels.product(e.stream, &product)? };
+            }
+            None => {
+                self.product_of(matrix, input, rows.part, 0)?;
+                let job = self.rank_job(&rows, rows.residual);
+                // SAFETY: as above.
+                unsafe { link.gather((e.kernels, e.stream), &job)? };
+            }
+        }
+        self.waiting.set(Some(Waiting::Ranks(index)));
+        Ok(true)
     }
 
     /// The input of a product, as rows of `groups` groups in these forms: the residual stream or its norm.
