@@ -766,16 +766,12 @@ pub(super) fn load(
             let (index, both) = (first.device.index, (&meeting, options));
             let (parts, ranks) = backend.load_rank(index, network, both, progress)?;
             let placement = options.placement;
-            return Ok(PartsWeights::of_ranks(network, parts, ranks, placement));
+            return Ok(PartsWeights::of_ranks(network, parts, ranks, placement)?);
         }
         let indices: Vec<usize> = places.list.iter().map(|p| p.device.index).collect();
         let (parts, ranks) = backend.load_ranks(&indices, network, options, progress)?;
-        return Ok(PartsWeights::of_ranks(
-            network,
-            parts,
-            ranks,
-            options.placement,
-        ));
+        let placement = options.placement;
+        return Ok(PartsWeights::of_ranks(network, parts, ranks, placement)?);
     }
     if places.host_experts > 0
         && let [place] = &places.list[..]

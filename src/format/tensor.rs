@@ -38,29 +38,32 @@ pub struct Tensor {
 /// Makes the rows of some columns of a tensor.
 struct Columns {
     whole: Tensor,
-    /// Those of a row.
-    bytes: Range<usize>,
+    /// Those of a row, in this order; none of them empty.
+    pieces: Vec<Range<usize>>,
 }
 
 impl MakeRows for Columns {
     fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
         let row_bytes = self.whole.row_bytes();
+        let kept: usize = self.pieces.iter().map(Range::len).sum();
         // Whole rows of the file are read, some at a time.
         let at_once = (CHUNK_BYTES / row_bytes.max(1)).max(1);
-        let rows = out.chunks_mut(at_once * self.bytes.len());
+        let rows = out.chunks_mut(at_once * kept);
         let mut raw = Vec::new();
         for (i, rows) in rows.enumerate() {
-            let n = rows.len() / self.bytes.len();
+            let n = rows.len() / kept;
             if raw.len() < n * row_bytes {
                 raw = try_vec(n * row_bytes, 0u8, &self.whole.name)?;
             }
             let raw = &mut raw[..n * row_bytes];
             self.whole.read_rows(first + i * at_once, raw)?;
-            for (to, from) in rows
-                .chunks_exact_mut(self.bytes.len())
-                .zip(raw.chunks_exact(row_bytes))
-            {
-                to.copy_from_slice(&from[self.bytes.clone()]);
+            let rows = rows.chunks_exact_mut(kept);
+            for (mut to, from) in rows.zip(raw.chunks_exact(row_bytes)) {
+                for piece in &self.pieces {
+                    let (own, behind) = to.split_at_mut(piece.len());
+                    own.copy_from_slice(&from[piece.clone()]);
+                    to = behind;
+                }
             }
         }
         Ok(())
@@ -296,25 +299,30 @@ impl Tensor {
         }
     }
 
-    /// Some columns, whole blocks of them, as a tensor of the same name, whose bytes are copied when they are read. `InvalidModel`
-    /// where they are none, not all there, or no whole blocks.
-    pub fn columns(whole: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+    /// Some columns, whole blocks of them, side by side, as a tensor of the same name, whose bytes are copied when they are read.
+    /// `InvalidModel` where they are none, not all there, or no whole blocks.
+    pub fn columns(whole: &Tensor, pieces: &[Range<usize>]) -> Result<Tensor> {
         let block = whole.ty.block_len();
-        let fits = columns.start < columns.end && columns.end <= whole.row_len();
-        if !fits || !columns.start.is_multiple_of(block) || !columns.end.is_multiple_of(block) {
+        let is_whole = |at: usize| at.is_multiple_of(block);
+        let fits = |piece: &Range<usize>| {
+            let inside = piece.start < piece.end && piece.end <= whole.row_len();
+            inside && is_whole(piece.start) && is_whole(piece.end)
+        };
+        if pieces.is_empty() || !pieces.iter().all(fits) {
             fail!(
                 InvalidModel,
-                "tensor {}: columns {columns:?} of {} in blocks of {block}",
+                "tensor {}: columns {pieces:?} of {} in blocks of {block}",
                 whole.name,
                 whole.row_len()
             );
         }
         let mut dims = whole.dims.clone();
-        dims[0] = columns.len();
+        dims[0] = pieces.iter().map(Range::len).sum();
         let bytes = |columns: usize| columns / block * whole.ty.block_bytes();
+        let of_piece = |piece: &Range<usize>| bytes(piece.start)..bytes(piece.end);
         let source = Columns {
             whole: whole.clone(),
-            bytes: bytes(columns.start)..bytes(columns.end),
+            pieces: pieces.iter().map(of_piece).collect(),
         };
         Tensor::made(whole.name.clone(), whole.ty, dims, source)
     }

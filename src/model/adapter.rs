@@ -323,11 +323,11 @@ impl LowRank {
     /// What it adds to some rows of its matrix by some columns of that: those of all columns add up to what it adds.
     pub fn cut(&self, cut: &MatrixCut) -> Result<LowRank> {
         let element = self.a_type.block_bytes();
-        let columns = cut.columns.start * element..cut.columns.end * element;
-        let mut a = try_vec(self.rank * columns.len(), 0u8, "an adapter")?;
+        let row = cut.columns.len() * element;
+        let mut a = try_vec(self.rank * row, 0u8, "an adapter")?;
         let rows = self.a.chunks_exact(self.inputs * element);
-        for (to, row) in a.chunks_exact_mut(columns.len()).zip(rows) {
-            to.copy_from_slice(&row[columns.clone()]);
+        for (to, from) in a.chunks_exact_mut(row).zip(rows) {
+            cut.columns.take(element, from, to);
         }
         Ok(LowRank {
             inputs: cut.columns.len(),
@@ -347,7 +347,7 @@ impl LowRank {
         let mut rows = try_vec(self.rank * cut.rows.len(), N::default(), "an adapter")?;
         let columns = b.chunks_exact(self.outputs);
         for (to, column) in rows.chunks_exact_mut(cut.rows.len()).zip(columns) {
-            to.copy_from_slice(&column[cut.rows.clone()]);
+            cut.rows.take(1, column, to);
         }
         Ok(rows)
     }

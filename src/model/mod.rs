@@ -91,7 +91,7 @@ pub use network::{
 
 pub use part::Surroundings;
 pub use predictor::{Entry, Fusion};
-pub use rank::{MatrixCut, Rank};
+pub use rank::{FixedCut, MatrixCut, Pieces, Rank};
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
 
 use crate::error::{Result, fail};

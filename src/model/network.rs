@@ -346,12 +346,17 @@ impl MixerState {
         }
     }
 
-    /// Floats of the part of fixed size, 0 without.
-    pub fn fixed_len(&self) -> usize {
+    /// The part of fixed size, if there is one.
+    pub fn fixed(&self) -> Option<FixedShape> {
         match self {
-            MixerState::Kv(_) => 0,
-            MixerState::Fixed(fixed) | MixerState::Both(_, fixed) => fixed.len(),
+            MixerState::Kv(_) => None,
+            MixerState::Fixed(fixed) | MixerState::Both(_, fixed) => Some(*fixed),
         }
+    }
+
+    /// Floats of that, 0 without.
+    pub fn fixed_len(&self) -> usize {
+        self.fixed().map_or(0, |fixed| fixed.len())
     }
 }
 

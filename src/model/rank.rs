@@ -1,11 +1,19 @@
 //! A share of each layer of a network, as a network of its own: what a device runs where others run the rest of the same layers.
 //!
-//! Attention is shared by heads, a feed-forward part by its inner elements, and so is each expert. Each rank has rows of the matrices
-//! that read the residual stream, and columns of those that add to it, so that the sum of what all ranks have is what the whole
-//! network adds. Routers are whole: every rank chooses the same experts.
+//! Attention and recurrences are shared by heads, short convolutions by channels, a feed-forward part by its inner elements, and so is
+//! each expert. Each rank has rows of the matrices that read the residual stream, and columns of those that add to it, so that the sum
+//! of what all ranks have is what the whole network adds. Routers are whole: every rank chooses the same experts. So is what makes a
+//! shorter vector of the residual stream, and what brings the sum of experts with a width of their own back.
+
+mod pieces;
+mod recurrent;
+
+pub use pieces::Pieces;
+pub use recurrent::FixedCut;
 
 use super::{
-    Attention, Block, Experts, FeedForward, LatentAttention, Linear, Mixer, Mlp, Network, Norm,
+    Attention, Block, Experts, FeedForward, LatentAttention, LatentExperts, Linear, Mixer, Mlp,
+    Network, Norm,
 };
 use crate::error::{Result, fail};
 use crate::format::{Tensor, TensorId};
@@ -36,9 +44,9 @@ pub struct MatrixCut {
     /// The other one.
     pub whole: TensorId,
     /// Its rows.
-    pub rows: Range<usize>,
+    pub rows: Pieces,
     /// Its columns.
-    pub columns: Range<usize>,
+    pub columns: Pieces,
 }
 
 impl MatrixCut {
@@ -46,8 +54,8 @@ impl MatrixCut {
     pub fn none(weight: &Tensor) -> MatrixCut {
         MatrixCut {
             whole: weight.id(),
-            rows: 0..weight.rows(),
-            columns: 0..weight.row_len(),
+            rows: (0..weight.rows()).into(),
+            columns: (0..weight.row_len()).into(),
         }
     }
 }
@@ -97,6 +105,16 @@ impl Network {
         Ok(share)
     }
 
+    /// What a rank has of the state of fixed size of each layer; `None` of those without one. Errors: as [`Network::rank`].
+    pub fn fixed_cuts(&self, rank: Rank) -> Result<Vec<Option<FixedCut>>> {
+        let blocks = self.blocks.iter().enumerate();
+        let cuts = blocks.map(|(i, block)| {
+            let cut = recurrent::fixed_cut(&block.mixer, rank);
+            cut.map_err(|what| self.cannot(&format!("layer {i}: {what}")))
+        });
+        cuts.collect()
+    }
+
     /// The first logit of a rank's head.
     pub fn first_logit(&self, rank: Rank) -> usize {
         rank.share(self.n_vocab).start
@@ -118,7 +136,15 @@ fn block_share(block: &mut Block, cutter: &mut Cutter) -> Share<()> {
     match &mut block.mixer {
         Mixer::Attention(attention) => attention_share(attention, cutter)?,
         Mixer::Latent(latent) => latent_share(latent, cutter)?,
-        _ => return Err("of mixers, only attention is split by tensors so far".into()),
+        Mixer::ShortConv(conv) => recurrent::short_conv_share(conv, cutter)?,
+        Mixer::DeltaNet(net) => recurrent::delta_share(net, cutter)?,
+        Mixer::Mamba1(_) => return Err(recurrent::MAMBA1.into()),
+        Mixer::Mamba2(mamba) => recurrent::mamba2_share(mamba, cutter)?,
+        Mixer::SideBySide(both) => {
+            attention_share(&mut both.attention, cutter)?;
+            recurrent::mamba2_share(&mut both.mamba, cutter)?;
+        }
+        Mixer::Elsewhere => {}
     }
     match &mut block.feed_forward {
         FeedForward::Dense(mlp) => mlp_share(mlp, cutter),
@@ -127,10 +153,8 @@ fn block_share(block: &mut Block, cutter: &mut Cutter) -> Share<()> {
             mlp_share(&mut both.mlp, cutter)?;
             experts_share(&mut both.experts, cutter)
         }
+        FeedForward::Latent(latent) => latent_experts_share(latent, cutter),
         FeedForward::OnHost(_) | FeedForward::None => Ok(()),
-        FeedForward::Latent(_) => {
-            Err("experts of a width of their own are not split by tensors so far".into())
-        }
     }
 }
 
@@ -296,7 +320,7 @@ fn experts_share(experts: &mut Experts, cutter: &mut Cutter) -> Share<()> {
         let weight = Tensor::rows_of_each(&linear.weight, n, pieces).map_err(|e| e.message)?;
         let bias = linear.bias.as_ref().map(|bias| {
             let bias = bias.with_rows_of(n_ff);
-            Tensor::columns(&bias, inner.clone()).map_err(|e| e.message)
+            Tensor::columns(&bias, std::slice::from_ref(&inner)).map_err(|e| e.message)
         });
         let bias = bias.transpose()?;
         Ok(Linear { weight, bias })
@@ -321,6 +345,29 @@ fn experts_share(experts: &mut Experts, cutter: &mut Cutter) -> Share<()> {
     }
 }
 
+/// All ranks have the shorter vectors, and what brings back the sum of what a rank's experts make of them: all of that is linear.
+fn latent_experts_share(latent: &mut LatentExperts, cutter: &mut Cutter) -> Share<()> {
+    experts_share(&mut latent.experts, cutter)?;
+    latent.leave.bias = latent.leave.bias.take().filter(|_| cutter.rank.index == 0);
+    mlp_share(&mut latent.mlp, cutter)
+}
+
+/// Some rows of a matrix.
+fn rows(whole: &Tensor, pieces: &Pieces) -> Share<Tensor> {
+    match pieces.single() {
+        Some(rows) => Ok(whole.row_range(rows)),
+        None => Tensor::rows_of_each(whole, 1, pieces.ranges()).map_err(|e| e.message),
+    }
+}
+
+/// Some elements of a vector.
+fn elements(whole: &Tensor, pieces: &Pieces) -> Share<Tensor> {
+    match pieces.single() {
+        Some(elements) => Ok(whole.elements(elements)),
+        None => Ok(rows(&whole.with_rows_of(1), pieces)?.with_rows_of(pieces.len())),
+    }
+}
+
 impl Cutter {
     fn rows_of(&mut self, linear: &Linear, rows: Range<usize>) -> Linear {
         let bias = linear.bias.as_ref();
@@ -329,7 +376,7 @@ impl Cutter {
         self.cuts.insert(
             weight.id(),
             MatrixCut {
-                rows: rows.clone(),
+                rows: rows.clone().into(),
                 ..whole
             },
         );
@@ -339,9 +386,29 @@ impl Cutter {
         }
     }
 
-    fn columns_of(&mut self, linear: &Linear, columns: Range<usize>) -> Share<Linear> {
+    /// Rows that need not be behind each other.
+    fn pieces_of(&mut self, linear: &Linear, pieces: &Pieces) -> Share<Linear> {
+        if let Some(rows) = pieces.single() {
+            return Ok(self.rows_of(linear, rows));
+        }
         let whole = MatrixCut::none(&linear.weight);
-        let weight = Tensor::columns(&linear.weight, columns.clone()).map_err(|e| e.message)?;
+        let weight = rows(&linear.weight, pieces)?;
+        let cut = MatrixCut {
+            rows: pieces.clone(),
+            ..whole
+        };
+        self.cuts.insert(weight.id(), cut);
+        let bias = linear.bias.as_ref().map(|bias| elements(bias, pieces));
+        Ok(Linear {
+            bias: bias.transpose()?,
+            weight,
+        })
+    }
+
+    fn columns_of(&mut self, linear: &Linear, columns: impl Into<Pieces>) -> Share<Linear> {
+        let whole = MatrixCut::none(&linear.weight);
+        let columns = columns.into();
+        let weight = Tensor::columns(&linear.weight, columns.ranges()).map_err(|e| e.message)?;
         self.cuts
             .insert(weight.id(), MatrixCut { columns, ..whole });
         Ok(Linear {

@@ -299,8 +299,10 @@ fn log_softmax(logits: &[f64]) -> Vec<f64> {
 }
 
 fn dequantize(tensor: &Tensor, row: usize, out: &mut [f32]) {
-    let bytes = tensor.row_bytes();
-    dequantize_row(tensor.ty, &tensor.bytes()[row * bytes..][..bytes], out);
+    // A rank's share of a matrix is yet to be made.
+    let mut bytes = vec![0; tensor.row_bytes()];
+    tensor.read_rows(row, &mut bytes).unwrap();
+    dequantize_row(tensor.ty, &bytes, out);
 }
 
 fn row(tensor: &Tensor, index: usize) -> Vec<f64> {

@@ -1,8 +1,17 @@
 //! Shares of a network for ranks: each has its rows, columns, heads and experts' parts of the whole.
 
+use crate::common::TempDir;
+use crate::common::edit::Edited;
 use crate::common::families::open_family;
+use crate::common::later::{kimi_linear, lfm3, ling_3, olmo_hybrid};
+use crate::common::reference_llama::{Rows, add_feed_forward, attention_part};
 use crate::common::tiny_experts::{self, PLAIN, Variant};
-use emberlm::model::{Experts, FeedForward, Linear, Mixer, Network, Rank};
+use emberlm::Status;
+use emberlm::format::ModelFile;
+use emberlm::model::{
+    Block, DeltaNet, DeltaSteps, Experts, FeedForward, FixedShape, Linear, Mixer, MixerState,
+    Network, Rank,
+};
 use std::ops::Range;
 
 const COUNT: usize = 2;
@@ -218,5 +227,287 @@ fn latent_attention_is_shared_by_heads() {
             panic!("{name}");
         };
         assert_eq!(at, all.n_heads, "{name}");
+    }
+}
+
+/// The network of a file that a test has changed.
+fn network_of(edited: &Edited) -> Network {
+    let dir = TempDir::new("ranks");
+    let path = dir.file("model.gguf", &edited.bytes());
+    Network::from_file(&ModelFile::open(&path).unwrap()).unwrap()
+}
+
+/// What ranks of so many have of a network.
+fn shares_of(network: &Network, count: usize) -> Vec<Network> {
+    let share = |index| network.rank(Rank { index, count });
+    (0..count).map(|index| share(index).unwrap()).collect()
+}
+
+/// Rows of numbers without a pattern.
+fn some_rows(n: usize, width: usize) -> Rows {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) as f64 / f64::from(1u32 << 30) - 1.0
+    };
+    (0..n)
+        .map(|_| (0..width).map(|_| next()).collect())
+        .collect()
+}
+
+/// What the parts of a block add, before norms behind them: its mixer and its feed-forward part.
+fn added(block: &Block, x: &Rows) -> [Rows; 2] {
+    let block = Block {
+        mixer_post_norm: None,
+        feed_forward_norm: None,
+        feed_forward_post_norm: None,
+        residual_scale: 1.0,
+        ..block.clone()
+    };
+    let mut fed = x.clone();
+    add_feed_forward(&block, &mut fed);
+    for (fed, x) in fed.iter_mut().flatten().zip(x.iter().flatten()) {
+        *fed -= x;
+    }
+    [attention_part(&block, x, &mut Vec::new()), fed]
+}
+
+/// What all ranks add is what the whole adds, in double precision.
+fn add_up(name: &str, whole: &Network, count: usize) {
+    let shares = shares_of(whole, count);
+    let x = some_rows(12, whole.hidden);
+    for (layer, block) in whole.blocks.iter().enumerate() {
+        let mut sums = added(block, &x);
+        let largest = sums
+            .iter()
+            .flatten()
+            .flatten()
+            .fold(0f64, |m, v| m.max(v.abs()));
+        for share in &shares {
+            for (sum, own) in sums.iter_mut().zip(added(&share.blocks[layer], &x)) {
+                for (sum, own) in sum.iter_mut().flatten().zip(own.iter().flatten()) {
+                    *sum -= own;
+                }
+            }
+        }
+        let rest = sums
+            .iter()
+            .flatten()
+            .flatten()
+            .fold(0f64, |m, v| m.max(v.abs()));
+        assert!(
+            rest < 1e-10 * largest,
+            "{name}, {count} ranks, layer {layer}: {rest} of {largest}"
+        );
+    }
+}
+
+/// Those with recurrences, of which ranks have heads or channels: delta nets with heads in turns and in succession, with steps of each
+/// channel, short convolutions, Mamba 2 with several groups and with one that all ranks have, beside attention; experts with a width of
+/// their own.
+#[test]
+fn shares_of_recurrences_add_up() {
+    let families = [
+        ("qwen3_5", &[2, 4][..]),
+        ("qwen3_5_moe", &[2]),
+        ("qwen3_next", &[2, 4]),
+        ("lfm2", &[2, 3]),
+        ("lfm2_moe", &[2]),
+        ("nemotron_h", &[2]),
+        ("nemotron_h_moe", &[2]),
+        ("nemotron_h_latent", &[2]),
+        ("bamba", &[2]),
+        ("granite_hybrid", &[2]),
+        ("granite_hybrid_moe", &[2]),
+        ("falcon_h1", &[2, 4]),
+        ("falcon_h1_normed", &[2]),
+    ];
+    for (name, counts) in families {
+        let whole = network(name);
+        for count in counts {
+            add_up(name, &whole, *count);
+        }
+    }
+    for (name, edited) in [
+        ("kimi_linear", kimi_linear(12).file),
+        ("ling_3", ling_3(12).file),
+        ("lfm3", lfm3().file),
+    ] {
+        add_up(name, &network_of(&edited), 2);
+    }
+    // Its attention has norms over all heads.
+    let mut olmo = network_of(&olmo_hybrid().file);
+    olmo.blocks
+        .retain(|block| matches!(block.mixer, Mixer::DeltaNet(_)));
+    assert!(!olmo.blocks.is_empty());
+    add_up("olmo_hybrid", &olmo, 2);
+}
+
+/// Attention, latent attention and experts, likewise.
+#[test]
+fn shares_of_attention_and_experts_add_up() {
+    for name in [
+        "mistral",
+        "gemma2",
+        "qwen2",
+        "phi2",
+        "gpt2",
+        "mixtral",
+        "qwen2_moe",
+        "granite_moe",
+        "deepseek_v2",
+        "deepseek_v3_biased",
+        "minicpm3",
+    ] {
+        add_up(name, &network(name), COUNT);
+    }
+}
+
+fn fixed_of(network: &Network) -> Vec<FixedShape> {
+    let states = network
+        .blocks
+        .iter()
+        .map(|b| b.mixer.state(network.context_length));
+    let fixed = states.filter_map(|state| match state {
+        MixerState::Kv(_) => None,
+        MixerState::Fixed(fixed) | MixerState::Both(_, fixed) => Some(fixed),
+    });
+    fixed.collect()
+}
+
+/// What ranks say that they have of a state is what their networks keep, and all of it is there.
+#[test]
+fn states_of_ranks_are_all_of_the_state() {
+    for (name, count) in [
+        ("qwen3_5", 2),
+        ("qwen3_5", 4),
+        ("qwen3_next", 4),
+        ("lfm2", 3),
+        ("nemotron_h", 2),
+        ("falcon_h1", 2),
+    ] {
+        let whole = network(name);
+        let all = fixed_of(&whole);
+        let mut heads = vec![Vec::new(); all.len()];
+        let mut channels = vec![Vec::new(); all.len()];
+        for (index, share) in shares_of(&whole, count).iter().enumerate() {
+            let cuts = whole.fixed_cuts(Rank { index, count }).unwrap();
+            let cuts = cuts.into_iter().flatten();
+            for (i, (own, cut)) in fixed_of(share).iter().zip(cuts).enumerate() {
+                assert_eq!(own.n_heads, cut.heads.len(), "{name}");
+                assert_eq!(own.conv_channels, cut.channels.len(), "{name}");
+                assert_eq!((own.rows, own.columns), (all[i].rows, all[i].columns));
+                heads[i].extend(cut.heads.ranges().iter().cloned().flatten());
+                channels[i].extend(cut.channels.ranges().iter().cloned().flatten());
+            }
+        }
+        for (i, shape) in all.iter().enumerate() {
+            heads[i].sort_unstable();
+            assert!(heads[i].iter().copied().eq(0..shape.n_heads), "{name}");
+            channels[i].sort_unstable();
+            channels[i].dedup();
+            let n = shape.conv_channels;
+            assert!(channels[i].iter().copied().eq(0..n), "{name}");
+        }
+    }
+}
+
+fn delta_net(network: &Network) -> &DeltaNet {
+    match &network.blocks[0].mixer {
+        Mixer::DeltaNet(net) => net,
+        other => panic!("{}", other.name()),
+    }
+}
+
+/// Value heads go along with the key head that they use, whichever way they are numbered.
+#[test]
+fn value_heads_go_along_with_their_key_head() {
+    for name in ["qwen3_5", "qwen3_next"] {
+        let whole = network(name);
+        let all = delta_net(&whole);
+        for count in [2, 4] {
+            let mut at = vec![0; all.n_value_heads];
+            for (index, share) in shares_of(&whole, count).iter().enumerate() {
+                let own = delta_net(share);
+                let cuts = whole.fixed_cuts(Rank { index, count }).unwrap();
+                let heads = cuts[0].as_ref().unwrap().heads.ranges().iter().cloned();
+                for (here, head) in heads.flatten().enumerate() {
+                    at[head] += 1;
+                    let of = |net: &DeltaNet, h: usize| {
+                        let key = net.key_head(h) * net.key_dim;
+                        rows(&net.k)[key..key + net.key_dim].to_vec()
+                    };
+                    assert!(of(own, here) == of(all, head), "{name}, head {head}");
+                    if let (DeltaSteps::Apart { a: own, .. }, DeltaSteps::Apart { a: all, .. }) =
+                        (&own.steps, &all.steps)
+                    {
+                        assert!(rows(own)[here] == rows(all)[head], "{name}, head {head}");
+                    }
+                }
+            }
+            assert!(at.iter().all(|n| *n == 1), "{name}: {at:?}");
+        }
+    }
+}
+
+/// Those that need all elements of a layer, or have fewer heads than there are devices, are refused by name.
+#[test]
+fn what_cannot_be_shared_is_refused() {
+    for (name, count, why) in [
+        ("mamba", 2, "time steps of the first Mamba"),
+        ("jamba", 2, "time steps of the first Mamba"),
+        ("mamba2", 2, "a norm over all inner elements"),
+        ("qwen3_5", 3, "2 heads of keys with 3 of values each"),
+        ("nemotron_h", 3, "6 heads in 2 groups and norms of 3"),
+        ("falcon_h1_biased", 2, "a norm over all inner elements"),
+    ] {
+        let whole = network(name);
+        let ranks = (0..count).map(|index| Rank { index, count });
+        let refused = ranks.map(|rank| whole.rank(rank).map(drop));
+        let e = refused.filter_map(Result::err).next().expect(name);
+        assert_eq!(e.status, Status::Unsupported, "{name}: {}", e.message);
+        assert!(e.message.contains(why), "{name}: {}", e.message);
+        assert!(e.message.contains("split by tensors"), "{}", e.message);
+    }
+}
+
+/// What adapters are cut by: each matrix of a rank is these rows and columns of one of the whole network, whose bias goes along with the
+/// rows.
+#[test]
+fn cuts_are_of_the_matrices_that_they_name() {
+    for (name, count) in [
+        ("qwen3_5", 2),
+        ("qwen3_5", 4),
+        ("qwen3_next", 4),
+        ("lfm2_moe", 3),
+        ("nemotron_h", 2),
+        ("falcon_h1", 4),
+        ("mistral", 2),
+    ] {
+        let whole = network(name);
+        for share in shares_of(&whole, count) {
+            let cuts = share.cuts.as_ref().unwrap();
+            let mut found = 0;
+            for (own, all) in share.blocks.iter().zip(&whole.blocks) {
+                for (own, all) in own.linears().iter().zip(all.linears()) {
+                    let Some(cut) = cuts.get(&own.weight.id()) else {
+                        continue;
+                    };
+                    assert_eq!(cut.whole, all.weight.id(), "{name}");
+                    let all = rows(all);
+                    let picked = cut.rows.ranges().iter().cloned().flatten();
+                    let of_row = |row: usize| -> Vec<f32> {
+                        let columns = cut.columns.ranges().iter().cloned().flatten();
+                        columns.map(|column| all[row][column]).collect()
+                    };
+                    let picked: Vec<_> = picked.map(of_row).collect();
+                    assert!(rows(own) == picked, "{name}: {}", own.weight.name);
+                    found += 1;
+                }
+            }
+            assert!(found > 2 * whole.blocks.len(), "{name}: {found}");
+        }
     }
 }

@@ -7,6 +7,7 @@
 //! | `core` | what its work is done with |
 //! | `pipeline` | prompts: pieces go through the parts, of which several are at work |
 //! | `ranks` | parts that are not one behind the other: each has a share of every layer |
+//! | `rank_states` | the stream of a state from those of such parts, and back |
 //! | `stream` | the stream of a state from those of the parts, and back |
 //!
 //! The residual stream goes from each part to the next in memory of the host. The last part has the logits and
@@ -14,6 +15,7 @@
 
 mod core;
 mod pipeline;
+mod rank_states;
 mod ranks;
 mod runner;
 mod stream;

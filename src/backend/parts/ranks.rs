@@ -5,18 +5,14 @@
 //! what this one is about to do (`backend::group`): all begin the same work, or none does.
 
 use super::core::{Core, Done};
-use super::stream::{self, Stored};
 use super::weights::PartsWeights;
 use crate::backend::group::Work;
 use crate::backend::row::RowWork;
-use crate::backend::state::StateLayout;
 use crate::backend::{
-    KvType, MAX_BATCH, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, StateInfo,
-    StateSink, StateSource, Want, Weights, When,
+    KvType, MAX_BATCH, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, Want, When,
 };
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
-use crate::model::KvShape;
 use crate::{memory, panics, threads};
 use arrayvec::ArrayVec;
 use std::collections::VecDeque;
@@ -488,113 +484,4 @@ fn ready_for_step(cores: &mut [&mut Core], works: &[&mut RowWork<'_>]) -> RowRes
         }
     }
     Ok(())
-}
-
-/// Bytes of a plane of a rank's layer.
-fn plane_bytes(
-    weights: &PartsWeights,
-    rank: usize,
-    info: &StateInfo,
-    layer: usize,
-) -> Result<usize> {
-    let of_rank = weights.parts()[rank].kv_layers();
-    Ok(StateLayout::new(of_rank, info, weights.n_vocab())?.plane_bytes(layer))
-}
-
-/// How many ranks have the same heads of keys in a layer.
-fn alike(weights: &PartsWeights, layer: usize) -> usize {
-    let heads = |layers: &[KvShape]| layers.get(layer).map_or(0, |shape| shape.n_kv_heads);
-    let all: usize = weights
-        .parts()
-        .iter()
-        .map(|part| heads(part.kv_layers()))
-        .sum();
-    (all / heads(weights.kv_layers()).max(1)).max(1)
-}
-
-/// `Unsupported` where other processes have most of a state.
-fn check_states(weights: &PartsWeights) -> Result<()> {
-    if weights.are_apart() {
-        fail!(
-            Unsupported,
-            "sessions of a model whose other parts are in a group are not saved, restored or evicted"
-        );
-    }
-    Ok(())
-}
-
-/// Writes the state to a stream, the one that a single device writes: of each plane, the heads of all ranks.
-pub(super) fn save(core: &mut Core, sink: &mut dyn StateSink) -> Result<()> {
-    let weights = core.weights.clone();
-    check_states(&weights)?;
-    let n_vocab = weights.n_vocab();
-    let mut stored = stream::stored(core)?;
-    let Some(first) = stored.first_mut() else {
-        fail!(Internal, "a network of no ranks");
-    };
-    let info = first.info.clone();
-    sink.begin(&info)?;
-    let layout = StateLayout::new(weights.kv_layers(), &info, n_vocab)?;
-    sink.write(first.next(layout.logits_bytes())?)?;
-    // Of the others, they are nothing.
-    for (other, weights) in stored.iter_mut().zip(weights.parts()).skip(1) {
-        let info = other.info.clone();
-        let of_rank = StateLayout::new(weights.kv_layers(), &info, n_vocab)?;
-        other.next(of_rank.logits_bytes())?;
-    }
-    for windowed in [false, true] {
-        for plane in layout.planes(windowed) {
-            let mut written = 0;
-            for (rank, of_rank) in stored.iter_mut().enumerate() {
-                let bytes = of_rank.next(plane_bytes(&weights, rank, &info, plane.layer)?)?;
-                // Several ranks may have the same heads, one behind the other.
-                if rank.is_multiple_of(alike(&weights, plane.layer)) {
-                    sink.write(bytes)?;
-                    written += bytes.len();
-                }
-            }
-            if written != layout.plane_bytes(plane.layer) {
-                fail!(Internal, "{written} bytes of {plane:?}");
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Takes the state over from a stream, in place of the empty one that the ranks have.
-pub(super) fn load(
-    core: &mut Core,
-    info: &StateInfo,
-    tokens: &[u32],
-    source: &mut dyn StateSource,
-) -> Result<()> {
-    let weights = core.weights.clone();
-    check_states(&weights)?;
-    let n_vocab = weights.n_vocab();
-    let layout = StateLayout::new(weights.kv_layers(), info, n_vocab)?;
-    let mut stored = Vec::new();
-    for (i, weights) in weights.parts().iter().enumerate() {
-        let of_rank = StateInfo {
-            has_logits: info.has_logits && i == 0,
-            ..info.clone()
-        };
-        stored.push(Stored::new(&**weights, of_rank, n_vocab)?);
-    }
-    if let Some(first) = stored.first_mut() {
-        source.read(first.next(layout.logits_bytes())?)?;
-    }
-    for windowed in [false, true] {
-        for plane in layout.planes(windowed) {
-            for first in (0..stored.len()).step_by(alike(&weights, plane.layer)) {
-                let n = plane_bytes(&weights, first, info, plane.layer)?;
-                let (before, behind) = stored.split_at_mut(first + 1);
-                let bytes = before[first].next(n)?;
-                source.read(bytes)?;
-                for other in &mut behind[..alike(&weights, plane.layer) - 1] {
-                    other.next(n)?.copy_from_slice(bytes);
-                }
-            }
-        }
-    }
-    stream::restore(core, &stored, tokens)
 }

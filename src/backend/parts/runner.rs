@@ -2,7 +2,7 @@
 
 use super::core::{Core, Done};
 use super::weights::PartsWeights;
-use super::{ranks, stream};
+use super::{rank_states, stream};
 use crate::backend::driver::{Driver, Job, check_idle, next_done, start_work};
 use crate::backend::row::RowWork;
 use crate::backend::{
@@ -274,7 +274,7 @@ impl Runner for PartsRunner {
     fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {
         let mut core = self.idle_core()?;
         match self.weights.ranks() {
-            Some(_) => ranks::save(&mut core, sink),
+            Some(_) => rank_states::save(&mut core, sink),
             None => stream::save(&mut core, sink),
         }
     }
@@ -287,7 +287,7 @@ impl Runner for PartsRunner {
     ) -> Result<()> {
         let mut core = self.idle_core()?;
         let loaded = match self.weights.ranks() {
-            Some(_) => ranks::load(&mut core, info, tokens, source),
+            Some(_) => rank_states::load(&mut core, info, tokens, source),
             None => stream::load(&mut core, info, tokens, source),
         };
         if loaded.is_err() {

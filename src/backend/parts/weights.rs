@@ -2,6 +2,7 @@
 
 use super::core::{Core, Done};
 use super::pipeline::{PIECE, Slots};
+use super::rank_states::FixedLayer;
 use super::ranks;
 use super::runner::PartsRunner;
 use crate::backend::row::{Parts, RowWork, submit_parts};
@@ -24,6 +25,8 @@ pub struct PartsWeights {
     hidden: usize,
     n_vocab: usize,
     kv_layers: Vec<KvShape>,
+    /// What layers keep of fixed size, where each part has a share of every layer and all of them are here.
+    fixed_layers: Vec<FixedLayer>,
     devices: Devices,
     /// Where parts are not one behind the other but have shares of the same layers.
     ranks: Option<Arc<dyn Ranks>>,
@@ -125,35 +128,49 @@ impl PartsWeights {
     ) -> Arc<PartsWeights> {
         let kv_layers = parts.iter().flat_map(|part| part.kv_layers()).copied();
         let kv_layers = kv_layers.collect();
-        PartsWeights::of(network, parts, (devices, None), kv_layers, placement)
+        PartsWeights::of(
+            network,
+            parts,
+            (devices, None),
+            (kv_layers, Vec::new()),
+            placement,
+        )
     }
 
-    /// Of parts that each have a share of every layer; the first one has the logits.
+    /// Of parts that each have a share of every layer; the first one has the logits. Errors: `Unsupported` where such shares cannot be.
     pub fn of_ranks(
         network: &Network,
         parts: Vec<Arc<dyn Weights>>,
         ranks: Arc<dyn Ranks>,
         placement: Placement,
-    ) -> Arc<PartsWeights> {
+    ) -> Result<Arc<PartsWeights>> {
         let kv_layers = network.blocks.iter().map(|block| {
             let state = block.mixer.state(network.context_length);
             state.kv()
         });
-        let (kv_layers, kind) = (kv_layers.collect(), (Devices::Gpus, Some(ranks)));
-        PartsWeights::of(network, parts, kind, kv_layers, placement)
+        let fixed_layers = match ranks.apart() {
+            None => FixedLayer::of(network, parts.len())?,
+            Some(_) => Vec::new(),
+        };
+        let (layers, kind) = (
+            (kv_layers.collect(), fixed_layers),
+            (Devices::Gpus, Some(ranks)),
+        );
+        Ok(PartsWeights::of(network, parts, kind, layers, placement))
     }
 
     fn of(
         network: &Network,
         parts: Vec<Arc<dyn Weights>>,
         (devices, ranks): (Devices, Option<Arc<dyn Ranks>>),
-        kv_layers: Vec<KvShape>,
+        (kv_layers, fixed_layers): (Vec<KvShape>, Vec<FixedLayer>),
         placement: Placement,
     ) -> Arc<PartsWeights> {
         Arc::new(PartsWeights {
             hidden: network.hidden,
             n_vocab: network.n_vocab,
             kv_layers,
+            fixed_layers,
             parts,
             devices,
             ranks,
@@ -171,6 +188,11 @@ impl PartsWeights {
     /// Whether other parts are loaded by themselves.
     pub(super) fn are_apart(&self) -> bool {
         self.ranks().is_some_and(|ranks| ranks.apart().is_some())
+    }
+
+    /// What layers keep of fixed size, of which each part has a share.
+    pub(super) fn fixed_layers(&self) -> &[FixedLayer] {
+        &self.fixed_layers
     }
 
     /// The part that has the logits.
@@ -492,6 +514,10 @@ impl Weights for PartsWeights {
     }
 
     fn fixed_len(&self) -> usize {
+        if self.ranks.is_some() && !self.are_apart() {
+            // Several ranks may have the same channels.
+            return self.fixed_layers.iter().map(FixedLayer::len).sum();
+        }
         self.parts.iter().map(|part| part.fixed_len()).sum()
     }
 
