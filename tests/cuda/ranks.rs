@@ -3,13 +3,15 @@
 //! What is added to the residual stream comes from two sums in place of one, so logits differ from those of one GPU as other roundings
 //! do: by less than 1 % of the largest for the tiny families.
 
-use crate::common::later::{bloom, mpt};
+use crate::common::drafts::{interrupted_texts, with_spoiled};
+use crate::common::later::{bloom, kimi_linear, lfm3, ling_3, mpt};
 use crate::common::states::*;
 use crate::common::tiny::Tiny;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use emberlm::backend::cuda::ranks::set_patience;
 use emberlm::backend::{DeviceKind, LoadOptions, Share};
+use emberlm::engine::sampling::Sampling;
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::{Result, Status};
@@ -17,7 +19,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// With norms behind parts, with windows, parallel, with biases and learned positions, with scales, with norms of heads, with gated
-/// attention, without gates; with experts, of which some are shared or have biases, and beside a dense part; with latent attention.
+/// attention, without gates; with experts, of which some are shared or have biases, and beside a dense part; with latent attention; with
+/// short convolutions, delta nets with heads in turns and in succession, and Mamba 2, also beside attention; with experts of a width of
+/// their own.
 const FAMILIES: &[&str] = &[
     "mistral",
     "gemma2",
@@ -45,14 +49,30 @@ const FAMILIES: &[&str] = &[
     "deepseek_v3_biased",
     "llama4",
     "minicpm3",
+    "lfm2",
+    "lfm2_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "bamba",
+    "granite_hybrid",
+    "granite_hybrid_moe",
+    "falcon_h1",
+    "falcon_h1_normed",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "nemotron_h_latent",
 ];
+
+/// Those of them with states of fixed size that other tests have, too: of each kind of mixer.
+pub const RECURRENT: [&str; 4] = ["lfm2", "qwen3_5", "falcon_h1", "nemotron_h_latent"];
 
 /// Those that cannot be split so, and a word of the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("gpt_oss", "inner elements"),
-    ("mamba", "attention"),
-    ("lfm2", "attention"),
-    ("nemotron_h_moe", "attention"),
+    ("mamba", "the first Mamba"),
+    ("mamba2", "norm over all inner elements"),
+    ("falcon_h1_biased", "norm over all inner elements"),
     ("olmo2", "norm over all heads"),
     ("gemma4_e", "inputs of layers"),
 ];
@@ -61,13 +81,16 @@ pub fn tests(tests: &mut Tests) {
     for &name in FAMILIES {
         tests.push((format!("ranks::{name}"), Box::new(move || family(name))));
     }
-    for name in ["mistral", "gemma2", "qwen2", "mixtral", "deepseek_v2"] {
+    let attending = ["mistral", "gemma2", "qwen2", "mixtral", "deepseek_v2"];
+    for name in attending.into_iter().chain(RECURRENT) {
         let test = format!("ranks::life::{name}");
         tests.push((test, Box::new(move || life(name))));
     }
     tests.push(("ranks::biased_experts".into(), Box::new(biased_experts)));
     tests.push(("ranks::slopes".into(), Box::new(slopes)));
+    tests.push(("ranks::channels".into(), Box::new(channels)));
     tests.push(("ranks::states".into(), Box::new(states)));
+    tests.push(("ranks::marks".into(), Box::new(marks)));
     tests.push(("ranks::refused".into(), Box::new(refused)));
     tests.push(("ranks::memory".into(), Box::new(memory)));
     tests.push(("ranks::threads".into(), Box::new(threads)));
@@ -125,6 +148,18 @@ fn slopes() {
     }
 }
 
+/// Delta nets with steps of each channel; short convolutions beside attention with windows and gates of heads.
+fn channels() {
+    let dir = TempDir::new("gpu-rank-channels");
+    for (name, file) in [
+        ("kimi_linear", kimi_linear(12).file),
+        ("ling_3", ling_3(12).file),
+        ("lfm3", lfm3().file),
+    ] {
+        compare(name, &dir.file(&format!("{name}.gguf"), &file.bytes()));
+    }
+}
+
 /// The logits of two GPUs beside those of one, and the same again.
 fn compare(name: &str, path: &Path) {
     let one = logits(&load_on(path, DeviceKind::Cuda, &LoadOptions::default()));
@@ -148,6 +183,11 @@ fn compare(name: &str, path: &Path) {
 fn life(name: &str) {
     let dir = TempDir::new("gpu-ranks");
     let model = load(&long_path_of(name, &dir));
+    if RECURRENT.contains(&name) && !is_stand_in() {
+        // A GPU evaluates positions behind a mark with other sums, so all sessions are saved and restored alike.
+        interrupted_texts(&model, Sampling::GREEDY, 150, &with_spoiled, true);
+        return;
+    }
     for seed in 0..3 {
         random_life(&model, seed, 50, false);
     }
@@ -156,9 +196,14 @@ fn life(name: &str) {
 /// A state goes from one GPU to two, and back.
 fn states() {
     let dir = TempDir::new("gpu-rank-states");
-    let path = long_path_of("gemma3", &dir);
-    let one = load_on(&path, DeviceKind::Cuda, &LoadOptions::default());
-    let models = [one, load(&path)];
+    for name in ["gemma3"].into_iter().chain(RECURRENT) {
+        states_of(name, &long_path_of(name, &dir));
+    }
+}
+
+fn states_of(name: &str, path: &Path) {
+    let one = load_on(path, DeviceKind::Cuda, &LoadOptions::default());
+    let models = [one, load(path)];
     let text: Vec<u32> = (0..900).map(|i| i * 11 % 60).collect();
     for from in &models {
         let mut there = session(from);
@@ -166,12 +211,46 @@ fn states() {
         let file = saved(&mut there, Kind::Everything);
         for to in &models {
             let mut here = restored(to, &file, &RestoreOptions::default()).unwrap();
-            assert!(bits(&mut here) == bits(&mut there));
+            assert!(bits(&mut here) == bits(&mut there), "{name}");
+            if RECURRENT.contains(&name) {
+                // No windows, of which devices hold more or less.
+                let again = saved(&mut here, Kind::Everything);
+                assert!(again == file, "{name}: saved again");
+            }
             here.prefill(&[7, 8]).unwrap();
             for _ in 0..10 {
                 here.decode().unwrap();
             }
         }
+    }
+}
+
+/// Marks that a session asks for are at the same places on all ranks, whatever it does: they evaluate the same pieces.
+fn marks() {
+    let dir = TempDir::new("gpu-rank-marks");
+    for name in RECURRENT {
+        let model = load(&long_path_of(name, &dir));
+        let options = SessionOptions {
+            mark_interval: 64,
+            context: 1000,
+            ..Default::default()
+        };
+        let mut session = Session::create(model.clone(), &options).unwrap();
+        let text: Vec<u32> = (0..600).map(|i| i * 11 % 60).collect();
+        session.prefill(&text).unwrap();
+        let mut other = session.fork().unwrap();
+        for _ in 0..100 {
+            session.decode().unwrap();
+        }
+        for at in [650, 600, 333, 64, 5] {
+            session.rewind(at).unwrap();
+            session.prefill(&text[..150]).unwrap();
+            let mut all = [&mut session, &mut other];
+            for chosen in Session::decode_batch(&mut all).unwrap() {
+                chosen.unwrap();
+            }
+        }
+        assert_eq!((session.position(), other.position()), (156, 605), "{name}");
     }
 }
 

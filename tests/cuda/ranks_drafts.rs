@@ -4,9 +4,10 @@
 use crate::common::drafts::*;
 use crate::common::states::{bits, random_life_of, session};
 use crate::common::{TempDir, repository_file};
+use crate::drafts::{dropped_by, marked_by};
 use crate::gpu::*;
 use crate::parts_drafts::{failures_of, options_of};
-use crate::ranks::load;
+use crate::ranks::{RECURRENT, load};
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::{Model, Session};
@@ -16,6 +17,15 @@ use std::sync::Arc;
 pub fn tests(tests: &mut Tests) {
     tests.push(("ranks_drafts::lives".into(), Box::new(random_lives)));
     tests.push(("ranks_drafts::families".into(), Box::new(families)));
+    tests.push(("ranks_drafts::recurrent".into(), Box::new(recurrent)));
+    tests.push((
+        "ranks_drafts::recurrent_marks".into(),
+        Box::new(recurrent_marks),
+    ));
+    tests.push((
+        "ranks_drafts::recurrent_dropped".into(),
+        Box::new(recurrent_dropped),
+    ));
     tests.push(("ranks_drafts::rings".into(), Box::new(rings)));
     tests.push(("ranks_drafts::dropped".into(), Box::new(all_dropped)));
     tests.push(("ranks_drafts::texts".into(), Box::new(texts)));
@@ -57,6 +67,40 @@ fn families() {
             assert!(accepted > 25, "{name}, {sampling:?}: {accepted}");
         }
     }
+}
+
+/// Models with layers that keep a state of fixed size.
+fn each_recurrent(run: impl Fn(&str, &Arc<Model>)) {
+    let dir = TempDir::new("gpu-ranks-draft-recurrent");
+    for name in RECURRENT {
+        run(name, &load(&long_path_of(name, &dir)));
+    }
+}
+
+/// Each rank goes back to the state behind the last row that was right.
+fn recurrent() {
+    each_recurrent(|name, model| {
+        for sampling in [Sampling::GREEDY, SAMPLED] {
+            let accepted = interrupted_texts(model, sampling, 150, &with_spoiled, true);
+            println!("{name}: {accepted} accepted");
+            assert!(accepted > 40, "{name}, {sampling:?}: {accepted}");
+        }
+        interrupted_texts(model, Sampling::GREEDY, 150, &with_ngrams, true);
+        if is_stand_in() {
+            // Where what is evaluated again has the bits that it had.
+            lives(model, 5, 30, false);
+        }
+    });
+}
+
+/// What is started and dropped.
+fn recurrent_dropped() {
+    each_recurrent(dropped_by);
+}
+
+/// Marks are where they are without drafts, on every rank.
+fn recurrent_marks() {
+    each_recurrent(marked_by);
 }
 
 fn rings() {

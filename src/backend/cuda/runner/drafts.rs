@@ -330,9 +330,10 @@ impl Core {
         }
     }
 
-    /// Whether it is the last part of a network: what its step has chosen is polled at once, and handed out later.
-    fn is_last_part(&self) -> bool {
-        self.weights.plan().ends.0 == Front::Stream
+    /// Whether it is the part of a network that chooses, the last one or the first rank: what its step has chosen is polled at once, and
+    /// handed out later.
+    fn is_speaker(&self) -> bool {
+        self.weights.plan().ends.0 == Front::Stream || self.weights.link().is_some()
     }
 
     /// Starts to evaluate `tokens`, of which the last `drafts` are guesses, and to choose as [`Want::Verified`] says.
@@ -710,10 +711,10 @@ impl Core {
         }
         let (first, polled) = (space.first, space.polled);
         match &outcome {
-            Ok(_) if at_hand || dropping || self.is_last_part() => {}
+            Ok(_) if at_hand || dropping || self.is_speaker() => {}
             Ok(_) => self.settle_row(polled)?,
             // The choices before this one are yet to be handed out.
-            Err(_) if self.is_last_part() && polled > first => self.keep_drafts(polled)?,
+            Err(_) if self.is_speaker() && polled > first => self.keep_drafts(polled)?,
             Err(_) => self.leave_rows(polled, dropping),
         }
         outcome.map(Some)
