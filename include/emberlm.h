@@ -684,8 +684,9 @@ enum ember_split
     EMBER_SPLIT_LAYERS = 0,
     /**
      * Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on one
-     * device. Only for GPUs, for models whose mixers are attention (also latent attention), with dense feed-forward parts or experts,
-     * and without profiles. GPUs that cannot access each other's memory need NCCL 2.18 or later: `libnccl.so.2` is
+     * device. Only for GPUs, and without profiles. They share the heads of attention, gated delta nets and Mamba 2, the channels of short
+     * convolutions, and the inner elements of feed-forward parts and experts; the first Mamba, and norms over all heads of a mixer, are
+     * `EMBER_UNSUPPORTED`. GPUs that cannot access each other's memory need NCCL 2.18 or later: `libnccl.so.2` is
      * opened then, and a load returns `EMBER_UNSUPPORTED` if it is missing or too old. `device_layers` is NULL. Each GPU takes
      * `memory_limit` at most, beside what NCCL takes, and no layer goes to the CPU. Only one session or one batch is processed at a
      * time. A GPU that does not do its share in time (10 s; with NCCL 30 s) is `EMBER_DEVICE_LOST`, from then on for every call with the

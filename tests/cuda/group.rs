@@ -28,7 +28,7 @@ pub fn tests(tests: &mut Tests) {
         tests.push(("group::rank_1".into(), Box::new(move || rank_1(&role))));
         return;
     }
-    for name in ["mistral", "gemma2", "qwen2", "gpt2"] {
+    for name in ["mistral", "gemma2", "qwen2", "gpt2", "qwen3_5", "falcon_h1"] {
         tests.push((format!("group::{name}"), Box::new(move || family(name))));
     }
     tests.push(("group::together".into(), Box::new(together)));

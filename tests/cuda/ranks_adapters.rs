@@ -20,7 +20,7 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("ranks_adapters::memory".into(), Box::new(memory)));
 }
 
-/// The logits of two GPUs beside those of one. Fused and gated, with biases, with windows, parallel, without gates.
+/// The logits of two GPUs beside those of one. Fused and gated, with biases, with windows, parallel, without gates; with recurrences.
 fn families() {
     let dir = TempDir::new("gpu-ranks-adapters");
     for name in [
@@ -34,6 +34,12 @@ fn families() {
         "granite",
         "starcoder2",
         "mixtral",
+        "lfm2",
+        "qwen3_5",
+        "qwen3_next",
+        "falcon_h1",
+        "nemotron_h",
+        "nemotron_h_latent",
     ] {
         compare(name, &long_path_of(name, &dir));
     }
