@@ -292,9 +292,15 @@ fn refused() {
 
 /// Limits are of each GPU, and as the estimate says.
 fn memory() {
-    let path = repository_file("tests/data/families/llama_plain.gguf");
+    memory_of(&repository_file("tests/data/families/llama_plain.gguf"));
+    for name in RECURRENT {
+        memory_of(&path_of(name));
+    }
+}
+
+fn memory_of(path: &Path) {
     let sessions = SessionOptions::default();
-    let (estimate, _) = Model::estimate(&path, 0, &options(0), &sessions).unwrap();
+    let (estimate, _) = Model::estimate(path, 0, &options(0), &sessions).unwrap();
     assert_eq!(estimate.parts.len(), 2);
     let of = |i: usize| {
         let e = estimate.parts[i].1;
@@ -302,7 +308,7 @@ fn memory() {
     };
     let most = of(0).max(of(1));
     // Loading needs some memory beside, which goes back.
-    let model = load_with(&path, &options(most + (128 << 20))).unwrap();
+    let model = load_with(path, &options(most + (128 << 20))).unwrap();
     let mut session = Session::create(model.clone(), &sessions).unwrap();
     session.prefill(&[1, 2, 3]).unwrap();
     session.decode().unwrap();
@@ -313,7 +319,7 @@ fn memory() {
     drop(session);
     drop(model);
     for share in [1, 20, 50] {
-        let e = load_with(&path, &options(most * share / 100))
+        let e = load_with(path, &options(most * share / 100))
             .map(drop)
             .unwrap_err();
         assert_eq!(e.status, Status::OutOfMemory, "{share}: {}", e.message);

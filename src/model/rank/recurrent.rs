@@ -64,7 +64,9 @@ impl DeltaHeads {
                 count: each,
             };
             let key = rank.index / each;
-            let fits = n_keys * each == rank.count && !(m.tiled && !dim.is_multiple_of(block));
+            // Of heads in turns, each is apart from the next.
+            let fits = !m.tiled || dim.is_multiple_of(block);
+            let fits = fits && n_keys * each == rank.count;
             let values = in_blocks(per_key, dim, block, among).filter(|_| fits)?;
             return Some(DeltaHeads {
                 keys: (key..key + 1).into(),
