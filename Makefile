@@ -196,7 +196,7 @@ test-driver: $(KERNELS)
 	STAND_IN_CHUNKS=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) parts_drafts::chunks; \
 	export STAND_IN_DEVICES=2; \
 	for peers in 0 1; do for filter in nccl:: "group:: --skip group::gpt2" ranks::life ranks::states ranks::marks ranks::memory ranks::threads \
-	    ranks_drafts::lives ranks_drafts::recurrent ranks_drafts::failures ranks_drafts::dropped \
+	    ranks_drafts::lives ranks_drafts::recurrent_marks ranks_drafts::failures ranks_drafts::dropped \
 	    ranks_adapters::sessions ranks_adapters::memory; do \
 	    page=65536; case $$filter in *memory) page=2097152;; esac; \
 	    STAND_IN_PAGE=$$page STAND_IN_PEERS=$$peers LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/nccl $(CUDA_TESTS) $$filter; done; done; \
