@@ -326,3 +326,11 @@ struct Job<'a> {
     /// 128 bytes per column, 64-byte aligned.
     scratch: *mut u8,
 }
+
+impl Job<'_> {
+    /// How many bytes ahead rows that are read in place are asked for: some rows, but of short ones as much as memory brings while it
+    /// is asked for one.
+    fn ahead(&self) -> usize {
+        (4 * self.row_bytes).max(8 << 10)
+    }
+}

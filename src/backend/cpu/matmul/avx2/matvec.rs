@@ -41,13 +41,14 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job, first: usize) {
         }
         let whole = job.cols / 256;
         let rest = job.row_bytes - whole * F::CHUNK_BYTES;
+        let ahead = job.ahead();
         for r in job.rows.start..job.rows.end {
             let row = job.weights.add(r * job.row_bytes);
             let mut acc = [[_mm256_setzero_ps(); 2]; T];
             for c in 0..whole {
                 let p = row.add(c * F::CHUNK_BYTES);
                 for line in 0..F::CHUNK_BYTES.div_ceil(64) {
-                    let at = p.wrapping_add(4 * job.row_bytes + line * 64);
+                    let at = p.wrapping_add(ahead + line * 64);
                     _mm_prefetch::<_MM_HINT_T0>(at.cast());
                 }
                 chunk::<F, T>(job, p, &x, c, &mut acc);

@@ -33,6 +33,7 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
         }
         let whole = job.cols / 256;
         let rest = job.row_bytes - whole * F::CHUNK_BYTES;
+        let ahead = job.ahead();
         let mut r = job.rows.start;
         while r < job.rows.end {
             // An odd last row is its own partner.
@@ -41,7 +42,6 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
                 job.weights.add(r * job.row_bytes),
                 job.weights.add(pair * job.row_bytes),
             ];
-            let ahead = 4 * job.row_bytes;
             let mut acc = [[_mm512_setzero_ps(); 2]; T];
             for c in 0..whole {
                 let at = c * F::CHUNK_BYTES;
