@@ -174,6 +174,7 @@ test-driver: $(KERNELS)
 	    echo "SKIPPED test-driver: it needs the GPU backend and Linux on x86-64"; exit 0; fi; \
 	set -e; mkdir -p $(DRIVER); \
 	$(CC) -O2 -shared -fPIC -Wall -Wextra tests/driver/cuda.c -o $(DRIVER)/libcuda.so.1 -lpthread; \
+	$(CC) -fsyntax-only -Wall -Wextra -Werror tests/driver/twins.c; \
 	ln -sf libcuda.so.1 $(DRIVER)/libcuda.so; \
 	bash tests/driver/kernels $(DRIVER)/kernels; \
 	for variant in '' -DOLD -DWITHOUT_ABORT; do mkdir -p $(DRIVER)/nccl$$variant; \
@@ -477,7 +478,8 @@ convert:
 	$(TARGET_DIR)/release/ember-convert $(ARGS)
 
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
-# run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").
+# run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize"). With one GPU, "run.sh twins" runs tests that want two:
+# a second context of that GPU is the other one (tests/driver/twins.c).
 # With EMBERLM_CUDA_ARCHS=80:90 it has the code of older cards, for a Hopper that EMBERLM_CUDA_CAPABILITY=8.0 makes pretend
 # to be one when run.sh or ember-bench runs; so for 75:90 and 7.5, 89:90 and 8.9. The library is as it is shipped and knows nothing of that.
 GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
@@ -495,6 +497,9 @@ gpu-bundle: lib
 	cp $(LIB_OUT)/ember-bench $(GPU_BUNDLE)
 	cp models/*.gguf $(GPU_BUNDLE)/models && cp -r tests/data/hamlet_* tests/data/families $(GPU_BUNDLE)/tests/data
 	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh benches/gpu_table.py $(GPU_BUNDLE)
+	mkdir $(GPU_BUNDLE)/twins && $(CC) -shared -x c /dev/null -o $(GPU_BUNDLE)/twins/libcuda_real.so -Wl,-soname,libcuda_real.so
+	$(CC) -O1 -shared -fPIC -Wall -Wextra -Werror tests/driver/twins.c -o $(GPU_BUNDLE)/twins/libcuda.so \
+	    -Wl,--no-as-needed -L$(GPU_BUNDLE)/twins -l:libcuda_real.so -ldl && rm $(GPU_BUNDLE)/twins/libcuda_real.so
 	@echo "$(GPU_BUNDLE) is ready: $$(du -sh $(GPU_BUNDLE) | cut -f1)"
 
 # The compiler of the GPU kernels, from PyPI, where no CUDA toolkit is installed.

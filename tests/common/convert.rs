@@ -48,7 +48,7 @@ pub fn rewritten_bytes(
     file
 }
 
-fn quantized(tensor: &Tensor, ty: TensorType) -> Vec<u8> {
+pub fn quantized(tensor: &Tensor, ty: TensorType) -> Vec<u8> {
     let mut elements = vec![0.0; tensor.row_len() * tensor.rows()];
     dequantize_row(tensor.ty, tensor.bytes(), &mut elements);
     let rows = elements.chunks(tensor.row_len());

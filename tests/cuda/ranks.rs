@@ -3,6 +3,7 @@
 //! What is added to the residual stream comes from two sums in place of one, so logits differ from those of one GPU as other roundings
 //! do: by less than 1 % of the largest for the tiny families.
 
+use crate::common::convert::{self, rewritten_bytes};
 use crate::common::drafts::{interrupted_texts, with_spoiled};
 use crate::common::later::{bloom, kimi_linear, lfm3, ling_3, mpt};
 use crate::common::states::*;
@@ -14,6 +15,8 @@ use emberlm::backend::{DeviceKind, LoadOptions, Share};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::format::ModelFile;
+use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
 use std::path::Path;
 use std::sync::Arc;
@@ -77,6 +80,18 @@ const REFUSED: &[(&str, &str)] = &[
     ("gemma4_e", "inputs of layers"),
 ];
 
+/// Types whose products of one row send what they make to the other GPUs, and add up what these have sent: a name, the type, and the
+/// width of the network. No type is a mix of two.
+const QUANTIZED: &[(&str, Option<TensorType>, usize)] = &[
+    ("q8_0", Some(TensorType::Q8_0), 512),
+    ("q4_0", Some(TensorType::Q4_0), 512),
+    ("q4_k", Some(TensorType::Q4K), 512),
+    ("q4_k_wide", Some(TensorType::Q4K), 6144),
+    ("q5_k", Some(TensorType::Q5K), 512),
+    ("q6_k", Some(TensorType::Q6K), 512),
+    ("q4_k_m", None, 512),
+];
+
 pub fn tests(tests: &mut Tests) {
     for &name in FAMILIES {
         tests.push((format!("ranks::{name}"), Box::new(move || family(name))));
@@ -85,6 +100,12 @@ pub fn tests(tests: &mut Tests) {
     for name in attending.into_iter().chain(RECURRENT) {
         let test = format!("ranks::life::{name}");
         tests.push((test, Box::new(move || life(name))));
+    }
+    for (name, ty, hidden) in QUANTIZED {
+        tests.push((
+            format!("ranks::quantized::{name}"),
+            Box::new(move || quantized(name, *ty, *hidden)),
+        ));
     }
     tests.push(("ranks::biased_experts".into(), Box::new(biased_experts)));
     tests.push(("ranks::slopes".into(), Box::new(slopes)));
@@ -125,7 +146,7 @@ pub fn load(path: &Path) -> Arc<Model> {
 }
 
 fn family(name: &str) {
-    compare(name, &path_of(name));
+    compare(name, &path_of(name), 0.01);
 }
 
 /// Experts with biases, of which one rank has those of what is added.
@@ -137,14 +158,62 @@ fn biased_experts() {
         ..Tiny::default()
     };
     let dir = TempDir::new("gpu-rank-experts");
-    compare("biased experts", &dir.file("biased.gguf", &tiny.bytes()));
+    let path = dir.file("biased.gguf", &tiny.bytes());
+    compare("biased experts", &path, 0.01);
+}
+
+/// A session alone, whose products of one row meet by themselves, has the bits that it has in a batch, where sums over ranks are
+/// kernels of their own.
+fn quantized(name: &str, ty: Option<TensorType>, hidden: usize) {
+    let tiny = Tiny {
+        layers: 3,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 64,
+        hidden,
+        ff: 1024,
+        vocab: 512,
+        ty: TensorType::F16,
+        ..Tiny::default()
+    };
+    let source = ModelFile::from_bytes(&tiny.bytes()).unwrap();
+    let bytes = rewritten_bytes(&source, |tensor| {
+        let is_longer = tensor.name.contains("attn_v") || tensor.name.contains("ffn_down");
+        let of_mix = match is_longer {
+            true => TensorType::Q6K,
+            false => TensorType::Q4K,
+        };
+        match tensor.dims.len() {
+            1 => (tensor.ty, tensor.bytes().to_vec()),
+            _ => (
+                ty.unwrap_or(of_mix),
+                convert::quantized(tensor, ty.unwrap_or(of_mix)),
+            ),
+        }
+    });
+    let dir = TempDir::new("gpu-rank-quantized");
+    let path = dir.file(&format!("{name}.gguf"), &bytes);
+    // An input that comes to lie on the other side of a rounding moves by a step of int8.
+    compare(name, &path, 0.05);
+    let mut alone = session(&load(&path));
+    alone.prefill(&[5, 6, 7, 8, 9]).unwrap();
+    let (mut one, mut other) = (alone.fork().unwrap(), alone.fork().unwrap());
+    for i in 0..12 {
+        alone.decode().unwrap();
+        for chosen in Session::decode_batch(&mut [&mut one, &mut other]).unwrap() {
+            chosen.unwrap();
+        }
+        assert!(bits(&mut alone) == bits(&mut one), "{name}: token {i}");
+        assert!(bits(&mut alone) == bits(&mut other), "{name}: token {i}");
+    }
 }
 
 /// Heads whose scores fall with the distance, each by a slope of its own.
 fn slopes() {
     let dir = TempDir::new("gpu-rank-slopes");
     for (name, file) in [("bloom", bloom()), ("mpt", mpt())] {
-        compare(name, &dir.file(&format!("{name}.gguf"), &file.bytes()));
+        let path = dir.file(&format!("{name}.gguf"), &file.bytes());
+        compare(name, &path, 0.01);
     }
 }
 
@@ -156,12 +225,13 @@ fn channels() {
         ("ling_3", ling_3(12).file),
         ("lfm3", lfm3().file),
     ] {
-        compare(name, &dir.file(&format!("{name}.gguf"), &file.bytes()));
+        let path = dir.file(&format!("{name}.gguf"), &file.bytes());
+        compare(name, &path, 0.01);
     }
 }
 
-/// The logits of two GPUs beside those of one, and the same again.
-fn compare(name: &str, path: &Path) {
+/// The logits of two GPUs beside those of one, which differ by less than `bound` of the largest, and the same again.
+fn compare(name: &str, path: &Path, bound: f32) {
     let one = logits(&load_on(path, DeviceKind::Cuda, &LoadOptions::default()));
     let two_model = load(path);
     assert_eq!(two_model.details().parts.len(), 2);
@@ -172,7 +242,7 @@ fn compare(name: &str, path: &Path) {
         let (difference, size) = apart(two, one);
         largest = largest.max(difference / size);
         assert!(
-            largest < 0.01,
+            largest < bound,
             "{name}: {largest} of the largest in row {i}"
         );
     }

@@ -1,8 +1,15 @@
 #!/bin/sh
 # Runs the bundled GPU tests, then hamlet's tasks through the C ABI on the default device;
-# "run.sh sanitize" runs a part of the tests under compute-sanitizer.
+# "run.sh sanitize" runs a part of the tests under compute-sanitizer, and "run.sh twins [FILTER]" those of GPUs that share the layers
+# of a model, with one GPU as two.
 cd "$(dirname "$0")" || exit 1
 export EMBERLM_REPOSITORY="$PWD"
+if [ "$1" = twins ]; then
+    shift
+    ln -sf "$(ldconfig -p | sed -n 's/.*=> \(.*libcuda\.so\.1\)$/\1/p' | head -n 1)" twins/libcuda_real.so
+    LD_LIBRARY_PATH="$PWD/twins:$LD_LIBRARY_PATH" ./test-cuda --include-ignored "${@:-ranks}"
+    exit
+fi
 if [ "$1" != sanitize ]; then
     ./test-cuda "$@" && ./test-tasks --nocapture
     exit
