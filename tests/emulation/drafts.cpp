@@ -159,7 +159,6 @@ void attended(const Network& network, uint32_t position) {
     for (r.first_row = 0; r.first_row < ROWS; r.first_row++)
         run(1, 256, [&] { rope_append(r); });
     a.sessions = sessions;
-    a.qkv = qkv;
     a.q16 = queries;
     a.rows = ROWS;
     a.parts = allocate<float>((size_t)ROWS * n.n_heads * MAX_CHUNKS * part_stride(n.head_dim));

@@ -162,7 +162,7 @@ impl Kernels {
         let at_once = rows_at_once(padded, group.min(8));
         let together =
             rows == RowsOf::OneSession && batch > 1 && at_once > 1 && self.has_large_shared();
-        if rows != RowsOf::Sessions && (args.shares == 0 || together) {
+        if rows.share_caches() && (args.shares == 0 || together) {
             let rope = args::Rope {
                 q_f16: if together { args.q16 } else { 0 },
                 q_scale: args.scores.scale,

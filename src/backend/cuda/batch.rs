@@ -334,7 +334,7 @@ impl Batch {
             Some(at) => at,
             None => {
                 let of_drafts = self.table.address() + MAX_BATCH as u64 * 8;
-                let around = |accept: bool| match ending.rows != RowsOf::Sessions {
+                let around = |accept: bool| match ending.rows.share_caches() {
                     // SAFETY: as below.
                     true => unsafe {
                         let most = MAX_BATCH as u32;

@@ -158,6 +158,13 @@ pub enum RowsOf {
     OneSession,
 }
 
+impl RowsOf {
+    /// Whether several of them may be positions of one cache.
+    pub fn share_caches(self) -> bool {
+        self != RowsOf::Sessions
+    }
+}
+
 impl StepBuffers {
     /// Bytes for `rows` sessions at a time.
     pub fn bytes(plan: &Plan, rows: u32, multiprocessors: u32) -> u64 {
@@ -308,7 +315,7 @@ pub(super) enum Waiting {
 impl StepOperations<'_> {
     /// Whether rows may be positions of one cache.
     pub(super) fn share_caches(&self) -> bool {
-        self.rows_of != RowsOf::Sessions
+        self.rows_of.share_caches()
     }
 
     /// Positions that attention reads, where a timeline asks.
