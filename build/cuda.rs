@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const DEFAULT: &str = "90a";
-// The code of 8.0 runs on 8.6, too.
-const ALL: &str = "75,80,89,90a,100,120,ptx120";
+// The code of 8.0 runs on 8.6 and 8.9, too.
+const ALL: &str = "75,80,90a,100,120,ptx120";
 
 /// Writes `<name>.fatbin` for every kernel file and `cuda_modules.rs`, the list of them, to `OUT_DIR`.
 pub fn compile() {
