@@ -327,6 +327,7 @@ struct Job<'a> {
     scratch: *mut u8,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Job<'_> {
     /// How many bytes ahead rows that are read in place are asked for: some rows, but of short ones as much as memory brings while it
     /// is asked for one.
