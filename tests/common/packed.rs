@@ -1,4 +1,4 @@
-//! Folders of tiny models whose weights are packed (`data/pack.py`).
+//! Tiny models that are packed: folders, by their weights, and single files (`data/pack.py`).
 
 use super::xz;
 use std::fs;
@@ -6,13 +6,20 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Where a path of the repository is found unpacked, if it leads into such a folder. Whoever needs a folder first unpacks
+/// Where a path of the repository is found unpacked, if it is packed or leads into such a folder. Whoever needs it first unpacks
 /// it, for all test programs; it is found by what is in it.
 pub fn unpacked(root: &Path, path: &str) -> Option<PathBuf> {
     let rest = path.strip_prefix("tests/data/")?;
     let mut parts = rest.splitn(3, '/');
     let (part, name, file) = (parts.next()?, parts.next()?, parts.next());
-    let folder = root.join("tests/data").join(part).join(name);
+    let folder = root.join("tests/data").join(part);
+    if let Ok(packed) = fs::read(folder.join(format!("{name}.xz"))) {
+        let mut hash = DefaultHasher::new();
+        hash.write(&packed);
+        let write = |new: &Path| fs::write(new, xz::unpacked(&packed)).unwrap();
+        return Some(made(part, hash.finish(), name, write));
+    }
+    let folder = folder.join(name);
     let packed = fs::read(folder.join("weights.xz")).ok()?;
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
         .unwrap()
@@ -24,6 +31,22 @@ pub fn unpacked(root: &Path, path: &str) -> Option<PathBuf> {
         hash.write(file.file_name().unwrap().as_encoded_bytes());
         hash.write(&fs::read(file).unwrap());
     }
+    let place = made(part, hash.finish(), name, |new| {
+        fs::create_dir_all(new).unwrap();
+        unpack(&packed, new);
+        for file in files.iter().filter(|f| !f.ends_with("weights.xz")) {
+            fs::copy(file, new.join(file.file_name().unwrap())).unwrap();
+        }
+    });
+    Some(match file {
+        Some(file) => place.join(file),
+        None => place,
+    })
+}
+
+/// A file or folder of this name, which is made if nobody has made it yet. Its name stays, because models without a name of their own
+/// are called by it.
+fn made(part: &str, hash: u64, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     // On a machine that the tests were only copied to, cargo's folder is not there.
     let ours = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let base = match ours.is_dir() {
@@ -31,29 +54,24 @@ pub fn unpacked(root: &Path, path: &str) -> Option<PathBuf> {
         false => std::env::temp_dir(),
     };
     let base = base.join("emberlm-unpacked");
-    // Its name stays, because models without a name of their own are called by it.
-    let outer = base.join(format!("{part}-{:016x}", hash.finish()));
+    let outer = base.join(format!("{part}-{hash:016x}"));
     let place = outer.join(name);
-    if !place.is_dir() {
+    if !place.exists() {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let new = base.join(format!("{name}-{}-{number}", std::process::id()));
-        fs::create_dir_all(&new).unwrap();
-        unpack(&packed, &new);
-        for file in files.iter().filter(|f| !f.ends_with("weights.xz")) {
-            fs::copy(file, new.join(file.file_name().unwrap())).unwrap();
-        }
         fs::create_dir_all(&outer).unwrap();
+        make(&new);
         // Another program may have been faster.
         if fs::rename(&new, &place).is_err() {
-            fs::remove_dir_all(&new).unwrap();
+            match new.is_dir() {
+                true => fs::remove_dir_all(&new).unwrap(),
+                false => fs::remove_file(&new).unwrap(),
+            }
         }
     }
-    assert!(place.is_dir(), "{}", place.display());
-    Some(match file {
-        Some(file) => place.join(file),
-        None => place,
-    })
+    assert!(place.exists(), "{}", place.display());
+    place
 }
 
 fn unpack(packed: &[u8], to: &Path) {

@@ -1,6 +1,7 @@
 """Writes families/<name>.gguf, tiny models with random float16 weights, and families/<name>.bin, the logits that Hugging Face
 transformers (float32 arithmetic) computes for fixed random tokens, at every position. Usage: make_families.py, from any
-folder. Needs gguf, torch, transformers. To add a family or a variant, add to VARIANTS.
+folder; then pack.py with the GGUF files but llama_plain.gguf, which C tests read. Needs gguf, torch, transformers. To add a family or
+a variant, add to VARIANTS.
 
 Logits files, little endian: u32 n_tokens, u32 n_vocab, n_tokens x u32 token ids, n_tokens x n_vocab x f32 logits (row p:
 after token p)."""
