@@ -82,6 +82,8 @@ fn a_merged_model_answers_as_with_the_adapter() {
         ("gpt2", "gpt2", 1.0),
         ("gpt_neox", "gpt_neox", 2.0),
         ("falcon_new", "falcon_new", 1.0),
+        ("mixtral", "mixtral", 1.0),
+        ("deepseek_v3", "deepseek_v3", 1.0),
     ] {
         let adapter = repository_file(&format!("tests/data/adapters/{name}"));
         for input in [family_path(family).join("model.gguf"), family_path(family)] {

@@ -1,6 +1,7 @@
 //! A LoRA adapter: an error that says what is wrong with it, or an adapter that a session can use, and that leaves no trace
 //! when the session uses it no more; never a panic. The input is a byte and the adapter: if the byte is even, a GGUF file, else
-//! `adapter_config.json`, a zero byte, and the safetensors file.
+//! `adapter_config.json`, a zero byte, and the safetensors file. Bit 1 of the byte says for which model: one without experts, or one
+//! with experts and latent attention.
 #![no_main]
 
 mod models;
@@ -8,24 +9,28 @@ mod models;
 use emberlm::Status;
 use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter};
 use libfuzzer_sys::fuzz_target;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 const PROMPT: [u32; 3] = [1, 5, 2];
 
-/// A model, and what it says without adapters.
-static MODEL: LazyLock<(Arc<Model>, Vec<f32>)> = LazyLock::new(|| {
-    let model = models::load("tests/data/families/qwen2/model.gguf");
-    let mut session = session(&model);
-    let logits = logits(&mut session);
+/// Models, and what they say without adapters.
+static MODELS: [LazyLock<(Arc<Model>, Vec<f32>)>; 2] = [
+    LazyLock::new(|| said(&models::repository("tests/data/families/qwen2/model.gguf"))),
+    LazyLock::new(|| said(&models::unpacked("tests/data/families/deepseek_v3"))),
+];
+
+fn said(path: &Path) -> (Arc<Model>, Vec<f32>) {
+    let model = models::load(path);
+    let logits = logits(&mut session(&model));
     (model, logits)
-});
+}
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((flags, file)) = bytes.split_first() else {
         return;
     };
-    let (model, plain) = &*MODEL;
+    let (model, plain) = &*MODELS[usize::from(flags >> 1 & 1)];
     let path = match flags & 1 {
         0 => gguf(file),
         _ => match file.iter().position(|b| *b == 0) {

@@ -26,7 +26,7 @@ static MODELS: LazyLock<[(Arc<Model>, Vec<u8>); 2]> = LazyLock::new(|| {
         "models/hamlet-7m-Q4_K_M.gguf",
     ]
     .map(|path| {
-        let model = models::load(path);
+        let model = models::load(&models::repository(path));
         let mut session =
             Session::create(model.clone(), &SessionOptions::default()).expect("a session");
         let file = save(&mut session).expect("a saved session");

@@ -218,7 +218,7 @@ pub(super) fn multiplied(source: &Tensor, factors: Vec<f32>, ty: TensorType) -> 
     Tensor::made(Arc::clone(&source.name), ty, source.dims.clone(), rows)
 }
 
-/// Rows of a matrix with a pair of an adapter added, in single precision.
+/// Rows of matrices with a pair of an adapter added, in single precision.
 pub(super) struct Sum {
     pub base: Tensor,
     pub pair: AdapterPair,
@@ -237,8 +237,10 @@ impl MakeRows for Sum {
             base.read_rows(first + r, &mut raw)?;
             dequantize_row(base.ty, &raw, &mut row);
             let b = &pair.b[(first + r) * pair.rank..][..pair.rank];
+            // Of the matrix that the row is in.
+            let a = (first + r) / pair.outputs * pair.rank * row_len;
             sum.fill(0.0);
-            for (a, b) in pair.a.chunks_exact(row_len).zip(b) {
+            for (a, b) in pair.a[a..].chunks_exact(row_len).zip(b) {
                 for (sum, a) in sum.iter_mut().zip(a) {
                     *sum += f64::from(*a) * f64::from(*b);
                 }

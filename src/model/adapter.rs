@@ -3,7 +3,7 @@
 use super::MatrixCut;
 use super::network::{Block, FeedForward, Linear, Mixer, Network};
 use crate::error::{Result, fail, try_vec};
-use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, MAX_RANK};
+use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, EMBEDDING, MAX_RANK};
 use crate::format::{ModelFile, Tensor, TensorId};
 use crate::memory::Charge;
 use crate::quant::TensorType;
@@ -11,12 +11,18 @@ use half::{bf16, f16};
 use std::any::Any;
 use std::collections::HashMap;
 use std::hash::Hasher;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// What an adapter adds to a product `y = W x`: `y += scale * B (A x)`.
+/// What an adapter adds to a product `y = W x`: `y += scale * B (A x)`. Of a tensor that has the matrices of all experts of a layer, or
+/// of all heads, each has a pair of its own.
 pub struct LowRank {
+    /// What the file calls `A`.
+    pub name: Arc<str>,
+    /// Matrices of the tensor: at least 1.
+    pub stack: usize,
     /// Rows of `A`, columns of `B`; at least 1.
     pub rank: usize,
     /// Elements of `x`.
@@ -25,11 +31,11 @@ pub struct LowRank {
     pub outputs: usize,
     /// Finite.
     pub scale: f32,
-    /// `[rank][inputs]`, in the bytes of a file of that type, which is no quantized one.
+    /// `[stack][rank][inputs]`, in the bytes of a file of that type, which is no quantized one.
     pub a: Vec<u8>,
     /// The type of `a`.
     pub a_type: TensorType,
-    /// `B` transposed, `[rank][outputs]`.
+    /// `B` transposed, `[stack][rank][outputs]`.
     pub b: Floats,
 }
 
@@ -53,6 +59,45 @@ impl Floats {
         }
     }
 
+    /// Numbers in a type, exactly if they come from it.
+    fn of(numbers: &[f32], ty: TensorType) -> Result<Floats> {
+        fn all<N: Copy + Default>(numbers: &[f32], of: impl Fn(f32) -> N) -> Result<Vec<N>> {
+            let mut all = try_vec(numbers.len(), N::default(), "an adapter")?;
+            for (to, x) in all.iter_mut().zip(numbers) {
+                *to = of(*x);
+            }
+            Ok(all)
+        }
+        Ok(match ty {
+            TensorType::F16 => Floats::F16(all(numbers, f16::from_f32)?),
+            TensorType::BF16 => Floats::BF16(all(numbers, bf16::from_f32)?),
+            _ => Floats::F32(all(numbers, |x| x)?),
+        })
+    }
+
+    /// Some of them, as many as `out` has.
+    pub fn read(&self, first: usize, out: &mut [f32]) {
+        let range = first..first + out.len();
+        match self {
+            Floats::F32(all) => out.copy_from_slice(&all[range]),
+            Floats::F16(all) => {
+                for (to, x) in out.iter_mut().zip(&all[range]) {
+                    *to = x.to_f32();
+                }
+            }
+            Floats::BF16(all) => {
+                for (to, x) in out.iter_mut().zip(&all[range]) {
+                    *to = x.to_f32();
+                }
+            }
+        }
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.ty().block_bytes()
+    }
+
     fn len(&self) -> usize {
         match self {
             Floats::F32(all) => all.len(),
@@ -62,14 +107,34 @@ impl Floats {
     }
 }
 
+/// What an adapter adds to the embedding of a token `t`: `scale * sum over k of rows[k] * of_tokens[t][k]`.
+pub struct EmbeddingPair {
+    /// What the file calls `A`.
+    pub name: Arc<str>,
+    /// At least 1.
+    pub rank: usize,
+    /// Finite.
+    pub scale: f32,
+    /// `[vocabulary][rank]`.
+    pub of_tokens: Floats,
+    /// `[rank][hidden]`.
+    pub rows: Floats,
+}
+
 /// An adapter of a network.
 pub struct Adapter {
     /// What the file calls it; may be empty.
     pub name: String,
     /// By the matrix that each is added to.
     pub pairs: HashMap<TensorId, LowRank>,
+    /// What is added to the token embedding, but not to a head that is the same matrix.
+    pub embedding: Option<EmbeddingPair>,
     /// The largest rank.
     pub max_rank: usize,
+    /// Whether there are pairs for experts that a router chooses.
+    pub has_experts: bool,
+    /// Whether there are pairs for the heads of latent attention.
+    pub has_heads: bool,
     /// Tensors of the file.
     pub n_tensors: usize,
     /// Numbers in them.
@@ -101,14 +166,28 @@ impl Adapter {
 /// loaded network.
 pub struct Adaptable {
     shape: BaseShape,
+    /// Whether it has a token embedding.
+    embeds: bool,
     /// By tensor of the file.
     targets: HashMap<String, Target>,
+}
+
+/// What a linear layer is a matrix of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    /// All experts that a router chooses from.
+    Experts,
+    /// All heads of latent attention.
+    Heads,
 }
 
 /// A tensor of a model file.
 struct Target {
     inputs: usize,
     outputs: usize,
+    /// Matrices of this shape, of experts or heads; 1 for a plain one.
+    stack: usize,
     /// The matrices that its rows are, none where no adapter can be added.
     parts: Vec<Part>,
 }
@@ -116,11 +195,12 @@ struct Target {
 /// A matrix of the network, as rows of a tensor.
 struct Part {
     id: TensorId,
+    kind: Kind,
     first: usize,
     rows: usize,
 }
 
-/// The matrices of a block that adapters can be added to.
+/// The matrices of a block that adapters can be added to on any device.
 fn linears(block: &Block) -> Vec<&Linear> {
     // Thin matrices beside attention and several streams have ways of their own.
     if block.streams.is_some() {
@@ -146,7 +226,32 @@ fn linears(block: &Block) -> Vec<&Linear> {
     all
 }
 
-/// The linear layers of a network that adapters can be added to.
+/// Those that adapters can be added to on a CPU alone: of routers, of experts that these choose, and of heads of latent attention.
+fn linears_of_cpu(block: &Block) -> Vec<(Kind, &Linear)> {
+    if block.streams.is_some() {
+        return Vec::new();
+    }
+    let mut all = Vec::new();
+    if let Mixer::Latent(latent) = &block.mixer {
+        all.extend([&latent.to_latent, &latent.from_latent].map(|l| (Kind::Heads, l)));
+    }
+    if let Some(experts) = block.feed_forward.experts() {
+        let chosen = [&experts.up, &experts.down].into_iter();
+        all.extend(chosen.chain(&experts.gate).map(|l| (Kind::Experts, l)));
+        let shared = experts.shared.as_ref().and_then(|s| s.gate.as_ref());
+        let scorers = std::iter::once(&experts.router).chain(shared);
+        all.extend(scorers.map(|l| (Kind::Plain, l)));
+    }
+    all
+}
+
+/// The linear layers of a network that adapters can be added to on a CPU alone.
+pub fn linears_adaptable_on_cpu(network: &Network) -> impl Iterator<Item = &Linear> {
+    let all = network.blocks.iter().flat_map(linears_of_cpu);
+    all.map(|(_, linear)| linear)
+}
+
+/// The linear layers of a network that adapters can be added to on any device.
 pub fn adaptable_linears(network: &Network) -> impl Iterator<Item = &Linear> {
     let head = network.ends().then_some(&network.head);
     network.blocks.iter().flat_map(linears).chain(head)
@@ -169,9 +274,13 @@ impl Adaptable {
     /// Of a network and the file that it was made from.
     #[inline(never)]
     pub fn of(file: &ModelFile, network: &Network) -> Result<Adaptable> {
-        let mut by_name = HashMap::<&str, Vec<&Linear>>::new();
-        for linear in network.blocks.iter().flat_map(linears) {
-            by_name.entry(&linear.weight.name).or_default().push(linear);
+        let mut by_name = HashMap::<&str, Vec<(Kind, &Linear)>>::new();
+        for block in &network.blocks {
+            let plain = linears(block).into_iter().map(|l| (Kind::Plain, l));
+            for (kind, linear) in plain.chain(linears_of_cpu(block)) {
+                let all = by_name.entry(&linear.weight.name).or_default();
+                all.push((kind, linear));
+            }
         }
         let mut targets = HashMap::new();
         for (key, tensor) in &file.tensors {
@@ -179,17 +288,19 @@ impl Adaptable {
                 continue;
             }
             let mut parts = Vec::<Part>::new();
-            for linear in by_name.get(&*tensor.name).into_iter().flatten() {
+            for (kind, linear) in by_name.get(&*tensor.name).into_iter().flatten() {
                 if let Some(first) = linear.weight.first_row_in(tensor)
                     && !parts.iter().any(|part| part.id == linear.weight.id())
                 {
-                    parts.push(part(&linear.weight, first));
+                    parts.push(part(&linear.weight, first, *kind));
                 }
             }
             parts.sort_unstable_by_key(|part| part.first);
+            let stack = tensor.dims[2..].iter().product::<usize>().max(1);
             let target = Target {
                 inputs: tensor.row_len(),
-                outputs: tensor.rows(),
+                outputs: tensor.rows() / stack,
+                stack,
                 parts,
             };
             targets.insert(key.to_string(), target);
@@ -200,12 +311,14 @@ impl Adaptable {
             let target = Target {
                 inputs: head.row_len(),
                 outputs: head.rows(),
-                parts: vec![part(head, 0)],
+                stack: 1,
+                parts: vec![part(head, 0, Kind::Plain)],
             };
             targets.insert("output.weight".to_owned(), target);
         }
         Ok(Adaptable {
             shape: BaseShape::of(file)?,
+            embeds: network.embeds(),
             targets,
         })
     }
@@ -226,7 +339,10 @@ impl Adaptable {
         let mut adapter = Adapter {
             name: file.name.clone(),
             pairs: HashMap::new(),
+            embedding: None,
             max_rank: 0,
+            has_experts: false,
+            has_heads: false,
             n_tensors: 2 * file.pairs.len(),
             n_parameters: 0,
             file_bytes: file.file_bytes,
@@ -247,8 +363,19 @@ impl Adaptable {
             if [pair.inputs, pair.outputs] != [target.inputs, target.outputs] {
                 return Err(pair.misfit(target.inputs, target.outputs));
             }
+            if pair.stack != target.stack {
+                return Err(pair.other_stack(target.stack));
+            }
+            if pair.target == EMBEDDING && self.embeds {
+                let own = EmbeddingPair::of(pair)?;
+                adapter.bytes += own.bytes() as u64;
+                adapter.n_parameters += (pair.a.len() + pair.b.len()) as u64;
+                adapter.max_rank = adapter.max_rank.max(pair.rank);
+                adapter.embedding = Some(own);
+                continue;
+            }
             let covered: usize = target.parts.iter().map(|part| part.rows).sum();
-            if covered != target.outputs {
+            if covered != target.outputs * target.stack {
                 fail!(
                     Unsupported,
                     "tensor {name}: adapters of {} are not supported",
@@ -259,6 +386,8 @@ impl Adaptable {
             adapter.max_rank = adapter.max_rank.max(pair.rank);
             adapter.n_parameters += (pair.a.len() + pair.b.len()) as u64;
             for part in &target.parts {
+                adapter.has_experts |= part.kind == Kind::Experts;
+                adapter.has_heads |= part.kind == Kind::Heads;
                 let low = LowRank::of(pair, part)?;
                 adapter.bytes += low.bytes() as u64;
                 if adapter.pairs.try_reserve(1).is_err() {
@@ -276,7 +405,12 @@ fn fingerprint(pairs: &[AdapterPair]) -> u64 {
     let mut hash = XxHash3_64::with_seed(0);
     for pair in pairs {
         hash.write(pair.target.as_bytes());
-        for number in [pair.rank, pair.inputs, pair.outputs] {
+        // As it was before there were several matrices of a target.
+        let stack = (pair.stack > 1).then_some(pair.stack);
+        for number in [pair.rank, pair.inputs, pair.outputs]
+            .into_iter()
+            .chain(stack)
+        {
             hash.write(&(number as u64).to_le_bytes());
         }
         hash.write(&pair.scale.to_le_bytes());
@@ -287,17 +421,41 @@ fn fingerprint(pairs: &[AdapterPair]) -> u64 {
     hash.finish()
 }
 
-fn part(weight: &Tensor, first: usize) -> Part {
+fn part(weight: &Tensor, first: usize, kind: Kind) -> Part {
     Part {
         id: weight.id(),
+        kind,
         first,
         rows: weight.rows(),
     }
 }
 
+impl EmbeddingPair {
+    fn of(pair: &AdapterPair) -> Result<EmbeddingPair> {
+        let [rows, of_tokens] = pair.types;
+        Ok(EmbeddingPair {
+            name: Arc::from(&*pair.names[0]),
+            rank: pair.rank,
+            scale: pair.scale,
+            of_tokens: Floats::of(&pair.b, of_tokens)?,
+            rows: Floats::of(&pair.a, rows)?,
+        })
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(&self) -> usize {
+        self.of_tokens.bytes() + self.rows.bytes()
+    }
+}
+
 impl LowRank {
-    /// Some rows of a pair.
+    /// Some rows of a pair. Of several matrices, these are all rows of each.
     fn of(pair: &AdapterPair, part: &Part) -> Result<LowRank> {
+        let (first, rows) = match pair.stack {
+            1 => (part.first, part.rows),
+            _ => (0, pair.outputs),
+        };
+        let rows = first..first + rows;
         // What came from those types becomes the same again.
         let [a_type, b_type] = pair.types;
         let a = match a_type {
@@ -306,18 +464,26 @@ impl LowRank {
             _ => bytes(pair, f32::to_le_bytes),
         }?;
         Ok(LowRank {
+            name: Arc::from(&*pair.names[0]),
+            stack: pair.stack,
             rank: pair.rank,
             inputs: pair.inputs,
-            outputs: part.rows,
+            outputs: rows.len(),
             scale: pair.scale,
             a,
             a_type,
             b: match b_type {
-                TensorType::F16 => Floats::F16(transposed(pair, part, f16::from_f32)?),
-                TensorType::BF16 => Floats::BF16(transposed(pair, part, bf16::from_f32)?),
-                _ => Floats::F32(transposed(pair, part, |x| x)?),
+                TensorType::F16 => Floats::F16(transposed(pair, rows, f16::from_f32)?),
+                TensorType::BF16 => Floats::BF16(transposed(pair, rows, bf16::from_f32)?),
+                _ => Floats::F32(transposed(pair, rows, |x| x)?),
             },
         })
+    }
+
+    /// `A` of a matrix of the tensor.
+    pub fn a_of(&self, index: usize) -> &[u8] {
+        let each = self.a.len() / self.stack;
+        &self.a[index * each..][..each]
     }
 
     /// What it adds to some rows of its matrix by some columns of that: those of all columns add up to what it adds.
@@ -329,7 +495,9 @@ impl LowRank {
         for (to, from) in a.chunks_exact_mut(row).zip(rows) {
             cut.columns.take(element, from, to);
         }
+        debug_assert!(self.stack == 1);
         Ok(LowRank {
+            name: self.name.clone(),
             inputs: cut.columns.len(),
             outputs: cut.rows.len(),
             a,
@@ -354,7 +522,7 @@ impl LowRank {
 
     /// Bytes in memory.
     pub fn bytes(&self) -> usize {
-        self.a.len() + self.b.len() * self.b.ty().block_bytes()
+        self.a.len() + self.b.bytes()
     }
 }
 
@@ -367,17 +535,21 @@ fn bytes<const N: usize>(pair: &AdapterPair, of: impl Fn(f32) -> [u8; N]) -> Res
     Ok(a)
 }
 
-/// Some rows of `B`, as columns.
+/// Some rows of each `B`, as columns.
 fn transposed<N: Copy + Default>(
     pair: &AdapterPair,
-    part: &Part,
+    rows: Range<usize>,
     of: impl Fn(f32) -> N,
 ) -> Result<Vec<N>> {
-    let mut b = try_vec(pair.rank * part.rows, N::default(), "an adapter")?;
-    let rows = pair.b.chunks_exact(pair.rank).skip(part.first);
-    for (row, from) in rows.take(part.rows).enumerate() {
-        for (k, x) in from.iter().enumerate() {
-            b[k * part.rows + row] = of(*x);
+    let (rank, n) = (pair.rank, rows.len());
+    let mut b = try_vec(pair.stack * rank * n, N::default(), "an adapter")?;
+    let matrices = pair.b.chunks_exact(pair.outputs * rank);
+    for (to, from) in b.chunks_exact_mut(rank * n).zip(matrices) {
+        let from = &from[rows.start * rank..rows.end * rank];
+        for (row, from) in from.chunks_exact(rank).enumerate() {
+            for (k, x) in from.iter().enumerate() {
+                to[k * n + row] = of(*x);
+            }
         }
     }
     Ok(b)

@@ -31,17 +31,38 @@ pub fn decode(session: &mut Session, count: usize) -> Vec<u32> {
     (0..count).map(|_| session.decode().unwrap()).collect()
 }
 
-/// An adapter of the model of a file, of a rank and type, with pairs for every matrix that can have one. `size` is that of the
-/// numbers of `B`.
+/// An adapter of the model of a file, of a rank and type, with pairs for every plain matrix that can have one. `size` is that of
+/// the numbers of `B`.
 pub fn random_adapter(
+    model: &Arc<Model>,
+    path: &Path,
+    which: (u64, usize, TensorType),
+    size: f32,
+) -> Adapter {
+    adapter_of(model, path, which, size, 2)
+}
+
+/// The same with pairs for those of experts and heads, too, which adapters on a CPU can have.
+pub fn random_adapter_of_all(
+    model: &Arc<Model>,
+    path: &Path,
+    which: (u64, usize, TensorType),
+    size: f32,
+) -> Adapter {
+    adapter_of(model, path, which, size, 3)
+}
+
+fn adapter_of(
     model: &Arc<Model>,
     path: &Path,
     (seed, rank, ty): (u64, usize, TensorType),
     size: f32,
+    dims: usize,
 ) -> Adapter {
     let file = ModelFile::open(path).unwrap();
     let mut names: Vec<&str> = (file.tensors.iter())
-        .filter(|(name, t)| t.dims.len() == 2 && name.starts_with("blk.") && t.rows() > 1)
+        .filter(|(_, t)| (2..=dims).contains(&t.dims.len()) && t.rows() > 1)
+        .filter(|(name, _)| name.starts_with("blk."))
         .map(|(name, _)| &**name)
         .collect();
     names.sort_unstable();
@@ -61,10 +82,12 @@ pub fn random_adapter(
                 Some(tensor) => tensor,
                 None => &file.tensors["token_embd.weight"],
             };
-            let (inputs, outputs) = (tensor.row_len(), tensor.rows());
             let [a, b] = ["a", "b"].map(|half| format!("{name}.lora_{half}"));
-            writer.tensor(&a, ty, &[inputs, rank]).unwrap();
-            writer.tensor(&b, ty, &[rank, outputs]).unwrap();
+            let stack = &tensor.dims[2..];
+            let dims = |pair: [usize; 2]| [&pair, stack].concat();
+            let (inputs, outputs) = (tensor.dims[0], tensor.dims[1]);
+            writer.tensor(&a, ty, &dims([inputs, rank])).unwrap();
+            writer.tensor(&b, ty, &dims([rank, outputs])).unwrap();
         }
         let mut random = Random::new(seed, "adapter");
         let mut bytes = Vec::new();

@@ -23,13 +23,15 @@ pub struct Edited {
 impl Edited {
     /// The parts of this file.
     pub fn of(file: &ModelFile) -> Edited {
-        let tensors = file.tensors.values().map(|t| {
+        let tensors = file.tensors.iter().map(|(name, t)| {
+            let mut bytes = vec![0; t.byte_len()];
+            t.read_rows(0, &mut bytes).unwrap();
             let tensor = EditedTensor {
                 ty: t.ty,
                 dims: t.dims.clone(),
-                bytes: t.bytes().to_vec(),
+                bytes,
             };
-            (t.name.to_string(), tensor)
+            (name.to_string(), tensor)
         });
         Edited {
             metadata: file

@@ -32,6 +32,9 @@ CASES = {
     "gpt2": dict(r=2, lora_alpha=4, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"]),
     "gpt_neox": dict(r=2, lora_alpha=4, target_modules=["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
     "falcon_new": dict(r=2, lora_alpha=4, target_modules=["query_key_value", "dense_4h_to_h"]),
+    "mixtral": dict(r=2, lora_alpha=3, target_modules=["o_proj"], rank_pattern={"experts.down_proj": 1},
+                    target_parameters=["experts.gate_up_proj", "experts.down_proj", "gate.weight"]),
+    "deepseek_v3": dict(r=2, lora_alpha=3, target_modules=["q_b_proj", "kv_b_proj"], target_parameters=["2.mlp.experts.down_proj"]),
 }
 LAYER = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # name: (folder of the model, its class, the adapter)

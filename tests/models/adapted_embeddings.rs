@@ -206,8 +206,8 @@ fn what_is_wrong_with_an_embedders_adapters_is_named() {
     for (module, status, part) in [
         (
             "embeddings.word_embeddings",
-            Status::Unsupported,
-            "token embedding",
+            Status::ShapeMismatch,
+            "token_embd",
         ),
         (
             "embeddings.position_embeddings",

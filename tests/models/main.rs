@@ -5,6 +5,8 @@ mod common;
 
 mod adapted_embeddings;
 mod adapters;
+mod adapters_embedding;
+mod adapters_experts;
 mod converter;
 mod dequantize;
 mod embeddings;

@@ -171,16 +171,17 @@ impl<'a> Chunk<'a> {
             for t in range {
                 let (position, context) = self.rows.places.position(t);
                 let place = (self.tokens[t], position);
+                let set = self.rows.adapters.and_then(|adapters| adapters.of(t));
                 // SAFETY: each token is one thread's.
                 unsafe {
                     let x = b.x.part(t * weights.hidden, weights.hidden);
                     match self.rows.places {
                         Places::Texts(texts) => {
-                            embed_text(weights, place, texts.kind(t), x, &mut me.row);
+                            embed_text(weights, place, texts.kind(t), set, x, &mut me.row);
                         }
                         // It comes from elsewhere.
                         _ if weights.ends.0 != Front::Embeddings => {}
-                        _ => embed(weights, place, x, &mut me.row),
+                        _ => embed(weights, place, set, x, &mut me.row),
                     }
                     let tables = b.rope.part(t * b.sizes.rope, b.sizes.rope);
                     rope_tables(weights, context, position, tables);

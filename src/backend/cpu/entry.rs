@@ -92,7 +92,7 @@ impl Pass<'_, '_> {
                     let both = b.entry.part(t * stride, 2 * hidden);
                     let (token, state) = both.split_at_mut(hidden);
                     // Networks with learned positions have no heads.
-                    embed(weights, (ids[t], 0), token, &mut me.row);
+                    embed(weights, (ids[t], 0), None, token, &mut me.row);
                     entry
                         .token_norm
                         .apply_in_place(tokens.isa(), token, &mut me.row);

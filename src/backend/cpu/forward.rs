@@ -206,7 +206,10 @@ pub(super) fn step(
     let space = &mut *space;
     let mut fused = false;
     match residual.input {
-        TokenInput::Embeddings => embed(weights, (token, position), &mut space.x, &mut space.y),
+        TokenInput::Embeddings => {
+            let place = (token, position);
+            embed(weights, place, adapters, &mut space.x, &mut space.y);
+        }
         TokenInput::Stream(input) => space.x.copy_from_slice(input),
         TokenInput::States(from) => {
             fused = take_states(weights, from, &mut space.x, &mut space.entry)?;

@@ -2,6 +2,7 @@
 //! all heads share, and its value the latent vector, so that the cache has one KV head. Queries go
 //! into the space of latent vectors before they meet the keys, and what heads gather leaves it.
 
+use super::adapters::{StackAdapters, StackProduct};
 use super::attention::attend;
 use super::elementwise::{add_bias, rotate, scale_by};
 use super::kv::{Half, put};
@@ -211,6 +212,7 @@ impl LatentLayer {
         let (kv, position) = tokens.places.at(t);
         let (rank, key_len, plain) = (self.rank, self.key_len(), self.plain_dim);
         let enc = self.to_latent.matrix.encodings();
+        let adapters = heads_adapters(tokens, &self.to_latent);
         // SAFETY: by contract, nobody else uses what is this token's; the table is only read.
         unsafe {
             let table = b.rope.part(t * s.rope + self.at.start, self.at.len());
@@ -244,6 +246,9 @@ impl LatentLayer {
                 out[rank..].copy_from_slice(q_rotated);
                 let row = h * tokens.count + t;
                 tokens.latents.inputs.set_row(isa, row, q, enc);
+                if let Some(adapters) = &adapters {
+                    adapters.keep(isa, row, q);
+                }
             }
         }
     }
@@ -259,11 +264,13 @@ impl LatentLayer {
     ) -> Result<()> {
         let (tokens, n) = (pass.tokens, pass.tokens.count);
         let cost = product_cost(product.bytes() / self.n_heads, n);
+        let adapters = heads_adapters(tokens, product);
         pass.phase(Work::even(self.n_heads, cost), |me, heads| {
             for h in heads {
                 let view = head_view(product, h, rows, tokens.isa());
                 let (out, stride) = out(h);
                 let inputs = h * n..(h + 1) * n;
+                let first = out;
                 // The product counts from the first of all inputs on.
                 let out = out.wrapping_sub(inputs.start * stride);
                 // SAFETY: each head has outputs of its own; the inputs are complete.
@@ -277,6 +284,20 @@ impl LatentLayer {
                         stride,
                         unpacked,
                     );
+                    let Some(adapters) = &adapters else {
+                        continue;
+                    };
+                    let of = StackProduct {
+                        index: 0,
+                        product,
+                        matrix: h,
+                    };
+                    let isa = tokens.isa();
+                    adapters.lora_down(isa, of, h * n..(h + 1) * n, |row| row - h * n, unpacked);
+                    for t in 0..n {
+                        let y = std::slice::from_raw_parts_mut(first.add(t * stride), rows);
+                        adapters.lora_up(isa, (h * n + t, t), of, 0..rows, y);
+                    }
                 }
             }
         })
@@ -315,6 +336,7 @@ impl LatentLayer {
         let (kv, position) = tokens.places.at(t);
         let at = t * tokens.buffers.sizes.latents + heads.start * key_len;
         let enc = self.from_latent.matrix.encodings();
+        let adapters = heads_adapters(tokens, &self.from_latent);
         // SAFETY: by contract, nobody else uses these heads of the token. The output replaces the
         // queries after the last of them was read.
         unsafe {
@@ -350,9 +372,17 @@ impl LatentLayer {
                 let row = h * n + t;
                 let inputs = tokens.latents.inputs;
                 inputs.set_row(isa, row, &gathered[..self.rank], enc);
+                if let Some(adapters) = &adapters {
+                    adapters.keep(isa, row, &gathered[..self.rank]);
+                }
             }
         }
     }
+}
+
+/// What the sessions' adapters have for the matrices of heads, if anything.
+fn heads_adapters<'a>(tokens: &Tokens<'a>, product: &Product) -> Option<StackAdapters<'a>> {
+    tokens.adapters?.of_heads(product)
 }
 
 /// The matrix of one head.

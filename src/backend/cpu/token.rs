@@ -1,8 +1,10 @@
 //! What is done to single tokens, in the forward pass of one and of many alike.
 
+use super::adapters::adapt_embedding;
 use super::elementwise::{add, add_bias, rope_table, scale_by, soft_cap};
 use super::pages::Span;
 use super::weights::{CpuWeights, Sizes};
+use crate::model::AdapterSet;
 
 /// The buffers of a step or chunk: rows of tokens, a stride apart.
 #[derive(Clone, Copy)]
@@ -27,14 +29,19 @@ pub(super) struct Buffers<'a> {
     pub sizes: &'a Sizes,
 }
 
-/// Writes the embedding of a token at a position to `x`. `scratch` has as many floats.
+/// Writes the embedding of a token at a position to `x`, with what adapters add. `scratch` has as many floats.
 pub(super) fn embed(
     weights: &CpuWeights,
     (token, position): (u32, usize),
+    adapters: Option<&AdapterSet>,
     x: &mut [f32],
     scratch: &mut [f32],
 ) {
     weights.embedding.row(token as usize, x);
+    if let Some(set) = adapters {
+        // SAFETY: the weights' instruction set is the processor's.
+        unsafe { adapt_embedding(weights.isa, set, token, x) };
+    }
     scale_by(x, weights.embedding_scale);
     if let Some(positions) = &weights.positions {
         let scratch = &mut scratch[..x.len()];
@@ -52,10 +59,11 @@ pub(super) fn embed_text(
     weights: &CpuWeights,
     place: (u32, usize),
     kind: usize,
+    adapters: Option<&AdapterSet>,
     x: &mut [f32],
     scratch: &mut [f32],
 ) {
-    embed(weights, place, x, scratch);
+    embed(weights, place, adapters, x, scratch);
     let Some(encoder) = &weights.encoder else {
         return;
     };

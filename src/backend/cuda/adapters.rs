@@ -34,6 +34,10 @@ const PAIRS_BEHIND: usize = 256;
 const MOST_RANKS: usize = 256;
 /// Rows of `B` have a multiple of so many elements.
 const RANKS: usize = 8;
+/// What adapters cannot be added to.
+pub const ON_CPU_ALONE: &str = "a matrix of a router, of experts or of latent attention's heads, which can have adapters on a CPU, but not on a GPU";
+pub const ON_HOST: &str =
+    "a matrix that the CPU evaluates for the GPU, with experts; adapters of it are not supported";
 /// Blocks that share the rows of the pairs of an input row.
 const LORA_DOWN_BLOCKS: u32 = 64;
 /// Numbers of pairs begin at a multiple of this.
@@ -215,21 +219,29 @@ impl DeviceAdapter {
     /// device.
     pub fn take(context: &Arc<Context>, plan: &Plan, adapter: &Adapter) -> Result<DeviceAdapter> {
         let what = "an adapter";
-        let mut on_host = plan.linears_on_host.iter();
-        if let Some((_, name)) = on_host.find(|(id, _)| adapter.pairs.contains_key(id)) {
+        if let (Some(pair), Front::Embeddings) = (&adapter.embedding, plan.ends.0) {
             fail!(
                 Unsupported,
-                "tensor {name}: the adapter is for a matrix that the CPU evaluates for the GPU, with experts; that is not supported"
+                "tensor {}: it is for the token embedding, which can have adapters on a CPU, but not on a GPU",
+                pair.name
             );
+        }
+        for (id, what) in &plan.not_adaptable {
+            if let Some(pair) = adapter.pairs.get(id) {
+                fail!(Unsupported, "tensor {}: it is for {what}", pair.name);
+            }
         }
         let _current = context.enter()?;
         let mine: Vec<&MatrixCut> = (plan.linears.iter().map(|l| &l.cut))
             .filter(|cut| adapter.pairs.contains_key(&cut.whole))
             .collect();
-        if plan.ends == (Front::Embeddings, true) && mine.len() < adapter.pairs.len() {
+        let is_whole = plan.ends == (Front::Embeddings, true);
+        let is_mine = |id: &TensorId| mine.iter().any(|cut| cut.whole == *id);
+        if is_whole && let Some((_, pair)) = adapter.pairs.iter().find(|(id, _)| !is_mine(id)) {
             fail!(
                 Unsupported,
-                "the adapter is for matrices that cannot have adapters on a GPU; they can on a CPU"
+                "tensor {}: it is for a matrix that cannot have adapters on a GPU; it can on a CPU",
+                pair.name
             );
         }
         let mut bytes = 0;

@@ -2,7 +2,7 @@
 
 #![expect(missing_docs, reason = "fields are named as those of the network")]
 
-use super::adapters::{AdaptedLinear, Linears, Piece};
+use super::adapters::{AdaptedLinear, Linears, ON_CPU_ALONE, ON_HOST, Piece};
 use super::args;
 use super::embedder::{EncoderPlan, ReadoutPlan};
 use super::experts::ExpertsPlan;
@@ -20,7 +20,7 @@ use crate::error::{Result, Status, fail};
 use crate::format::{Tensor, TensorId};
 use crate::model::{
     Activation, Block, Entry, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind,
-    Rope, RopePairing, Temperature, adaptable_cuts, adaptable_linears,
+    Rope, RopePairing, Temperature, adaptable_cuts, adaptable_linears, linears_adaptable_on_cpu,
 };
 use std::sync::Arc;
 
@@ -193,8 +193,8 @@ pub struct Plan {
     pub without_texts: Option<&'static str>,
     /// What layers keep of fixed size.
     pub fixed: Arc<FixedPlan>,
-    /// The linear layers of feed-forward parts that the host evaluates, where nobody adds adapters.
-    pub linears_on_host: Vec<(TensorId, Arc<str>)>,
+    /// The linear layers that adapters can be added to elsewhere, but not here, and what they are.
+    pub not_adaptable: Vec<(TensorId, &'static str)>,
     /// The linear layers that adapters can be added to.
     pub linears: Vec<AdaptedLinear>,
     /// What embedding and head are, which a head that guesses further tokens may share.
@@ -724,11 +724,13 @@ impl Plan {
             (true, None) => jobs.fuse(&[&network.head])?,
             (false, _) => absent,
         };
+        let here = linears_adaptable_on_cpu(network);
+        let here = here.map(|linear| (linear.weight.id(), ON_CPU_ALONE));
+        let host = network.host.iter();
+        let host = host.flat_map(|n| adaptable_linears(n).chain(linears_adaptable_on_cpu(n)));
+        let host = host.map(|linear| (linear.weight.id(), ON_HOST));
         let plan = Plan {
-            linears_on_host: (network.host.iter())
-                .flat_map(|apart| adaptable_linears(apart))
-                .map(|linear| (linear.weight.id(), linear.weight.name.clone()))
-                .collect(),
+            not_adaptable: here.chain(host).collect(),
             ends: (Front::of(network), network.ends()),
             entry,
             hidden: network.hidden as u32,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 type Tensors = HashMap<Arc<str>, Tensor>;
 
 /// Names of the three matrices of an expert.
-const PROJECTIONS: [(&str, &str); 6] = [
+pub(super) const PROJECTIONS: [(&str, &str); 6] = [
     ("gate_proj", "ffn_gate_exps"),
     ("up_proj", "ffn_up_exps"),
     ("down_proj", "ffn_down_exps"),

@@ -812,7 +812,7 @@ pub(super) fn without_prefixes(mut name: &str) -> &str {
 }
 
 /// The part of experts that a part of a layer is.
-fn of_experts(part: &str) -> Option<&str> {
+pub(super) fn of_experts(part: &str) -> Option<&str> {
     let inside = || part.split_once(".experts.").map(|(_, part)| part);
     part.strip_prefix("experts.").or_else(inside)
 }

@@ -1,5 +1,6 @@
 //! Experts for many tokens: sorted by expert, and each expert's tokens multiplied together.
 
+use super::super::adapters::StackAdapters;
 use super::super::layer::Product;
 use super::super::matmul::{Activations, Encodings, Isa, Matrix};
 use super::super::pages::{Pages, Span};
@@ -106,6 +107,15 @@ pub(in super::super) struct ExpertChunk<'a> {
     max_tokens: usize,
 }
 
+/// What adapters add to the products of some runs.
+#[derive(Clone, Copy)]
+enum Added<'a> {
+    /// To a shared expert's, whose rows are tokens.
+    Shared,
+    /// To those of experts that a router chose, if there are any; of a window of slots from this one on.
+    Chosen(Option<StackAdapters<'a>>, usize),
+}
+
 /// Tokens of a chunk that one expert multiplies: rows `tokens` of its input.
 struct Run<'l> {
     expert: Expert<'l>,
@@ -123,20 +133,24 @@ impl ExpertChunk<'_> {
         self.choose(pass, layer)?;
         // SAFETY: no phase runs, so nobody else uses the lists; later phases only read them.
         unsafe { self.sort(layer, n) };
+        let adapters = layer.experts.adapters(pass.tokens);
         let mut next_run = 0;
         for from in (0..pairs).step_by(self.max_tokens) {
             let window = from..(from + self.max_tokens).min(pairs);
-            self.gather(pass, layer, &window)?;
+            let added = Added::Chosen(adapters, window.start);
+            self.gather(pass, layer, &window, adapters)?;
             // SAFETY: nobody writes the lists.
             let runs = unsafe { self.runs(layer, &window, &mut next_run) };
             // SAFETY: as above.
             let run = |i: usize| unsafe { self.run_at(layer, &window, runs.start + i) };
             let slots = (runs.len(), window.len());
             let factor = |slot: usize| self.input_factor(layer, window.start + slot);
-            self.gate_up(pass, slots, run, self.input, factor, false)?;
+            self.lora_down(pass, slots, run, added, &[Which::First, Which::Up])?;
+            self.gate_up(pass, slots, run, self.input, factor, added)?;
             let enc = layer.experts.down.matrix.encodings();
-            self.encode(pass, window.len(), layer.experts.n_ff, enc, false)?;
-            self.down(pass, slots, run, layer.hidden, false)?;
+            self.encode(pass, window.len(), layer.experts.n_ff, enc, added)?;
+            self.lora_down(pass, slots, run, added, &[Which::Down])?;
+            self.down(pass, slots, run, layer.hidden, added)?;
             self.add_window(pass, layer, &window, y)?;
         }
         if let Some(shared) = &layer.shared {
@@ -146,11 +160,11 @@ impl ExpertChunk<'_> {
                 tokens: 0..n,
             };
             shared.products.lora_down_first(pass)?;
-            self.gate_up(pass, (1, n), run, input, |_| 1.0, true)?;
+            self.gate_up(pass, (1, n), run, input, |_| 1.0, Added::Shared)?;
             let enc = shared.products.down.matrix.encodings();
-            self.encode(pass, n, shared.products.n_ff, enc, true)?;
+            self.encode(pass, n, shared.products.n_ff, enc, Added::Shared)?;
             pass.lora_down(&[&shared.products.down])?;
-            self.down(pass, (1, n), run, layer.hidden, true)?;
+            self.down(pass, (1, n), run, layer.hidden, Added::Shared)?;
             self.add_shared(pass, layer, expert, y)?;
         }
         Ok(())
@@ -161,7 +175,8 @@ impl ExpertChunk<'_> {
         let (n, stride, input) = (pass.tokens.count, layer.n_scores(), pass.tokens.input);
         let mut products = arrayvec::ArrayVec::<&Product, 2>::new();
         products.extend(layer.scorers());
-        let all = products.clone();
+        pass.lora_down(&products)?;
+        let (all, tokens) = (products.clone(), pass.tokens);
         pass.rows(products, move |me, i, rows| {
             let at = if i == 0 { 0 } else { layer.routing.n_experts };
             let product = all[i];
@@ -172,6 +187,7 @@ impl ExpertChunk<'_> {
                 matrix.mul(input, 0..n, rows.clone(), out, stride, unpacked);
                 for t in 0..n {
                     let out = self.scores.part(t * stride + at + rows.start, rows.len());
+                    tokens.lora_up(t, (i, product), rows.clone(), || &mut *out);
                     add_bias(out, product.bias.as_ref().map(|b| &b[rows.clone()]));
                 }
             }
@@ -298,7 +314,13 @@ impl ExpertChunk<'_> {
     }
 
     /// Brings the inputs of a window's slots together.
-    fn gather(&self, pass: &Pass, layer: &ExpertLayer, window: &Range<usize>) -> Result<()> {
+    fn gather(
+        &self,
+        pass: &Pass,
+        layer: &ExpertLayer,
+        window: &Range<usize>,
+        adapters: Option<StackAdapters>,
+    ) -> Result<()> {
         let encodings = layer.experts.inputs().map(|p| p.matrix.encodings());
         let enc = encodings.fold(Encodings::default(), Encodings::union);
         let work = Work::even(window.len(), layer.hidden as u64 / 8);
@@ -307,8 +329,49 @@ impl ExpertChunk<'_> {
             for slot in slots {
                 // SAFETY: each slot is one thread's; the input is only read.
                 unsafe {
-                    let token = self.tokens.part(window.start + slot, 1)[0] as usize;
+                    let token = self.token(window.start + slot);
                     self.input.copy_row(slot, input, token, layer.hidden, enc);
+                    if let Some(adapters) = &adapters {
+                        adapters.take(slot, token, layer.hidden);
+                    }
+                }
+            }
+        })
+    }
+
+    /// The token of a slot.
+    ///
+    /// # Safety
+    /// Nobody writes the lists.
+    unsafe fn token(&self, slot: usize) -> usize {
+        // SAFETY: by contract, nobody writes the lists.
+        unsafe { self.tokens.part(slot, 1)[0] as usize }
+    }
+
+    /// Readies what adapters add to some matrices of runs with so many slots together: to those of the layer's input, or to the last
+    /// ones.
+    fn lora_down<'l>(
+        &self,
+        pass: &Pass,
+        (n_runs, slots): (usize, usize),
+        run: impl Fn(usize) -> Run<'l> + Sync,
+        added: Added,
+        matrices: &[Which],
+    ) -> Result<()> {
+        let Added::Chosen(Some(adapters), start) = added else {
+            return Ok(());
+        };
+        let each = 100 + (slots / n_runs.max(1) * self.input.max_cols()) as u64;
+        pass.phase(Work::even(n_runs, each), |me, runs| {
+            for Run { expert, tokens } in runs.map(&run) {
+                for which in matrices {
+                    let rows = tokens.clone();
+                    // SAFETY: each run's rows are one thread's; the lists are only read.
+                    unsafe {
+                        let token = |slot| self.token(start + slot);
+                        let unpacked = &mut me.unpacked;
+                        expert.lora_down_chosen(&adapters, *which, rows, token, unpacked);
+                    }
                 }
             }
         })
@@ -323,7 +386,7 @@ impl ExpertChunk<'_> {
         let parts = used + usize::from(layer.shared.is_some());
         // SAFETY: nobody writes the lists and the weights while gates and ups are worked out.
         unsafe {
-            let token = self.tokens.part(slot, 1)[0] as usize;
+            let token = self.token(slot);
             let slots = &*self.slots.part(token * used, used);
             let place = slots.iter().position(|s| *s as usize == slot);
             let weights = &*self.weights.part(token * parts, used);
@@ -331,8 +394,7 @@ impl ExpertChunk<'_> {
         }
     }
 
-    /// Gate and up (or up alone) of runs with so many slots together, activated, in `inner`, with a factor on what each slot reads. Of a
-    /// shared expert, whose slots are tokens, with what their adapters add.
+    /// Gate and up (or up alone) of runs with so many slots together, activated, in `inner`, with a factor on what each slot reads.
     fn gate_up<'l>(
         &self,
         pass: &Pass,
@@ -340,7 +402,7 @@ impl ExpertChunk<'_> {
         run: impl Fn(usize) -> Run<'l> + Sync,
         input: &Activations,
         factor: impl Fn(usize) -> f32 + Sync,
-        is_shared: bool,
+        added: Added,
     ) -> Result<()> {
         let p = run(0).expert.products;
         let (n_ff, blocks) = (p.n_ff, p.n_ff.div_ceil(BLOCK));
@@ -367,9 +429,19 @@ impl ExpertChunk<'_> {
                     for t in tokens {
                         let first = self.inner.part(t * n_ff + rows.start, n);
                         let mut up = gated.then(|| self.up.part(mine + t * BLOCK, n));
-                        if is_shared {
-                            let up = up.as_deref_mut();
-                            expert.lora_up(of_pass, t, rows.clone(), first, up);
+                        match added {
+                            Added::Shared => {
+                                let up = up.as_deref_mut();
+                                expert.lora_up(of_pass, t, rows.clone(), first, up);
+                            }
+                            Added::Chosen(None, _) => {}
+                            Added::Chosen(Some(a), start) => {
+                                let row = (t, self.token(start + t));
+                                expert.lora_up_chosen(&a, Which::First, row, rows.clone(), first);
+                                if let Some(up) = up.as_deref_mut() {
+                                    expert.lora_up_chosen(&a, Which::Up, row, rows.clone(), up);
+                                }
+                            }
                         }
                         expert.activate(rows.clone(), factor(t), first, up);
                     }
@@ -385,7 +457,7 @@ impl ExpertChunk<'_> {
         n: usize,
         n_ff: usize,
         enc: Encodings,
-        is_shared: bool,
+        added: Added,
     ) -> Result<()> {
         let tokens = pass.tokens;
         pass.phase(Work::even(n, 50 + n_ff as u64 / 4), |_, rows| {
@@ -394,8 +466,10 @@ impl ExpertChunk<'_> {
                 unsafe {
                     let inner = self.inner.part(row * n_ff, n_ff);
                     self.input.set_row(self.isa, row, inner, enc);
-                    if is_shared {
-                        tokens.keep(row, inner);
+                    match added {
+                        Added::Shared => tokens.keep(row, inner),
+                        Added::Chosen(None, _) => {}
+                        Added::Chosen(Some(adapters), _) => adapters.keep(self.isa, row, inner),
                     }
                 }
             }
@@ -409,7 +483,7 @@ impl ExpertChunk<'_> {
         (n_runs, slots): (usize, usize),
         run: impl Fn(usize) -> Run<'l> + Sync,
         hidden: usize,
-        is_shared: bool,
+        added: Added,
     ) -> Result<()> {
         let blocks = hidden.div_ceil(BLOCK);
         let work = work(1, &run(0).expert.products.down, (n_runs, slots), blocks);
@@ -425,10 +499,21 @@ impl ExpertChunk<'_> {
                     let view = expert.rows(Which::Down, rows.clone());
                     let unpacked = &mut me.unpacked;
                     view.mul(self.input, tokens.clone(), 0..n, out, hidden, unpacked);
-                    for t in tokens.filter(|_| is_shared) {
-                        let out = || self.out.part(t * hidden + rows.start, n);
-                        let down = (0, &expert.products.down);
-                        of_pass.lora_up(t, down, rows.clone(), out);
+                    let out = |t: usize| self.out.part(t * hidden + rows.start, n);
+                    match added {
+                        Added::Shared => {
+                            let down = (0, &expert.products.down);
+                            for t in tokens {
+                                of_pass.lora_up(t, down, rows.clone(), || out(t));
+                            }
+                        }
+                        Added::Chosen(None, _) => {}
+                        Added::Chosen(Some(a), start) => {
+                            for t in tokens {
+                                let (row, rows) = ((t, self.token(start + t)), rows.clone());
+                                expert.lora_up_chosen(&a, Which::Down, row, rows, out(t));
+                            }
+                        }
                     }
                 }
             }

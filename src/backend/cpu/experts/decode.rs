@@ -1,5 +1,6 @@
 //! Experts in a decode step: one token, and no weights but those of its experts.
 
+use super::super::adapters::StackAdapters;
 use super::super::layer::Product;
 use super::super::matmul::{Activations, Isa, Matrix};
 use super::super::pages::Span;
@@ -128,9 +129,16 @@ impl ExpertBuffers<'_> {
         if let Some(shared) = &layer.shared {
             shared.products.lora_down_first(pass)?;
         }
-        self.inner(pass, chosen)?;
+        let adapters = layer.experts.adapters(pass.tokens);
+        if let Some(adapters) = &adapters {
+            self.lora_down(pass, chosen, adapters, &[Which::First, Which::Up])?;
+        }
+        self.inner(pass, chosen, adapters)?;
         pass.marks.end(Kind::GateUp, || layer.bytes_per_token().0);
-        self.encode(pass, chosen)?;
+        self.encode(pass, chosen, adapters)?;
+        if let Some(adapters) = &adapters {
+            self.lora_down(pass, chosen, adapters, &[Which::Down])?;
+        }
         if let Some(shared) = &layer.shared {
             pass.lora_down(&[&shared.products.down])?;
         }
@@ -144,7 +152,7 @@ impl ExpertBuffers<'_> {
                 let rows = block * BLOCK..((block + 1) * BLOCK).min(layer.hidden);
                 // SAFETY: each thread has rows of its own.
                 let y = unsafe { y.part(rows.start, rows.len()) };
-                self.output(tokens, me, chosen, rows, y);
+                self.output((tokens, adapters), me, chosen, rows, y);
             }
         })
     }
@@ -153,7 +161,9 @@ impl ExpertBuffers<'_> {
     pub fn score(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
         let mut products = ArrayVec::<&Product, 2>::new();
         products.extend(layer.scorers());
-        let input = pass.tokens.input;
+        let tokens = pass.tokens;
+        let input = tokens.input;
+        pass.lora_down(&products)?;
         let all = products.clone();
         pass.rows(products, move |me, i, rows| {
             let at = if i == 0 { 0 } else { layer.routing.n_experts };
@@ -164,6 +174,7 @@ impl ExpertBuffers<'_> {
                 let matrix = &product.matrix;
                 matrix.mul(input, 0..1, rows.clone(), out, 0, unpacked);
                 let out = self.scores.part(at + rows.start, rows.len());
+                tokens.lora_up(0, (i, product), rows.clone(), || &mut *out);
                 super::add_bias(out, product.bias.as_ref().map(|b| &b[rows]));
             }
         })
@@ -194,8 +205,35 @@ impl ExpertBuffers<'_> {
         }
     }
 
+    /// Readies what adapters add to some matrices of the chosen experts: to those of the layer's input, or to the last ones.
+    fn lora_down(
+        &self,
+        pass: &Pass,
+        chosen: Chosen,
+        adapters: &StackAdapters,
+        matrices: &[Which],
+    ) -> Result<()> {
+        let used = chosen.ids.len();
+        let hidden = chosen.layer.hidden;
+        pass.phase(Work::even(used, 100 + hidden as u64), |me, range| {
+            for i in range {
+                let expert = chosen.part(i);
+                // SAFETY: each expert's row is one thread's.
+                unsafe {
+                    if let [Which::First, ..] = matrices {
+                        adapters.take(i, 0, hidden);
+                    }
+                    for which in matrices {
+                        let unpacked = &mut me.unpacked;
+                        expert.lora_down_chosen(adapters, *which, i..i + 1, |_| 0, unpacked);
+                    }
+                }
+            }
+        })
+    }
+
     /// Gate and up (or up alone) of the chosen experts, activated, in the buffer of the gates.
-    fn inner(&self, pass: &Pass, chosen: Chosen) -> Result<()> {
+    fn inner(&self, pass: &Pass, chosen: Chosen, adapters: Option<StackAdapters>) -> Result<()> {
         let blocks = |n_ff: usize| n_ff.div_ceil(BLOCK);
         let widths = || (0..chosen.count()).map(|i| chosen.part(i).products.n_ff);
         let total: usize = widths().map(blocks).sum();
@@ -230,6 +268,13 @@ impl ExpertBuffers<'_> {
                         if chosen.is_shared(i) {
                             let up = up.as_deref_mut();
                             expert.lora_up(tokens, 0, rows.clone(), first, up);
+                        } else if let Some(adapters) = &adapters {
+                            let (row, which) = ((i, 0), Which::First);
+                            expert.lora_up_chosen(adapters, which, row, rows.clone(), first);
+                            if let Some(up) = up.as_deref_mut() {
+                                let which = Which::Up;
+                                expert.lora_up_chosen(adapters, which, row, rows.clone(), up);
+                            }
                         }
                         expert.activate(rows, chosen.factors(i).0, first, up);
                     }
@@ -241,7 +286,7 @@ impl ExpertBuffers<'_> {
     }
 
     /// Encodes the activations as inputs of the last products.
-    fn encode(&self, pass: &Pass, chosen: Chosen) -> Result<()> {
+    fn encode(&self, pass: &Pass, chosen: Chosen, adapters: Option<StackAdapters>) -> Result<()> {
         let n_ff = chosen.layer.experts.n_ff;
         let work = Work::even(chosen.count(), 50 + n_ff as u64 / 4);
         let tokens = pass.tokens;
@@ -256,6 +301,8 @@ impl ExpertBuffers<'_> {
                     self.input.set_row(chosen.isa, i, row, enc);
                     if chosen.is_shared(i) {
                         tokens.keep(0, row);
+                    } else if let Some(adapters) = &adapters {
+                        adapters.keep(chosen.isa, i, row);
                     }
                 }
             }
@@ -265,7 +312,7 @@ impl ExpertBuffers<'_> {
     /// Some rows of the sum over the token's experts.
     fn output(
         &self,
-        tokens: &Tokens,
+        (tokens, adapters): (&Tokens, Option<StackAdapters>),
         me: &mut ThreadSpace,
         chosen: Chosen,
         rows: Range<usize>,
@@ -284,6 +331,9 @@ impl ExpertBuffers<'_> {
                 if chosen.is_shared(i) {
                     let down = (0, &expert.products.down);
                     tokens.lora_up(0, down, rows.clone(), || &mut *out);
+                } else if let Some(adapters) = &adapters {
+                    let (row, which) = ((i, 0), Which::Down);
+                    expert.lora_up_chosen(adapters, which, row, rows.clone(), out);
                 }
             }
             expert.add_output(rows.clone(), chosen.factors(i).1, out, y);

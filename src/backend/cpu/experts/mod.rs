@@ -13,12 +13,14 @@ use choose::Routing;
 pub(super) use chunk::{ExpertChunk, ExpertChunkSpace};
 pub(super) use decode::{ExpertBuffers, ExpertSpace};
 
+use super::adapters::{StackAdapters, StackProduct};
 use super::elementwise::{add_bias, scale_by};
 use super::layer::{Product, activate, check_activation, find_floats, floats, product};
-use super::matmul::{Encodings, Isa, View};
+use super::matmul::{Encodings, Isa, Scratch, View};
 use super::pass::{Pass, Tokens};
 use crate::error::Result;
 use crate::model::{Activation, Block, Experts, Linear, SharedExpert};
+use arrayvec::ArrayVec;
 use std::ops::Range;
 
 /// Memory of a mixture, for one token or for many.
@@ -253,6 +255,12 @@ impl Products {
         std::iter::once(&self.first).chain(&self.up)
     }
 
+    /// What the sessions' adapters have for matrices of those that a router chooses, if anything.
+    fn adapters<'a>(&self, tokens: &Tokens<'a>) -> Option<StackAdapters<'a>> {
+        let products: ArrayVec<&Product, 3> = self.inputs().chain([&self.down]).collect();
+        tokens.adapters?.of_experts(&products)
+    }
+
     /// Readies what the sessions' adapters add to those, of a feed-forward that every token goes through.
     fn lora_down_first(&self, pass: &Pass) -> Result<()> {
         match &self.up {
@@ -295,6 +303,61 @@ impl<'a> Expert<'a> {
                 let each = p.down.matrix.rows() / experts;
                 Some((&p.down, self.index * each))
             }
+        }
+    }
+
+    /// What adapters have for one of the expert's matrices: the product and the matrix of its tensor, and the first of its rows there.
+    fn adapted(&self, which: Which) -> Option<(StackProduct<'a>, usize)> {
+        let p = self.products;
+        let (product, index, first) = match which {
+            Which::First => (&p.first, 0, 0),
+            Which::Up => (p.up.as_ref()?, 1, if p.fused { p.n_ff } else { 0 }),
+            Which::Down => (&p.down, 0, 0),
+        };
+        let matrix = self.index;
+        let product = StackProduct {
+            index,
+            product,
+            matrix,
+        };
+        Some((product, first))
+    }
+
+    /// Works `A x` out of rows of inputs of one of the expert's matrices, if it has that one.
+    ///
+    /// # Safety
+    /// As [`StackAdapters::lora_down`].
+    unsafe fn lora_down_chosen(
+        &self,
+        adapters: &StackAdapters,
+        which: Which,
+        rows: Range<usize>,
+        token: impl Fn(usize) -> usize,
+        unpacked: &mut Scratch,
+    ) {
+        if let Some((product, _)) = self.adapted(which) {
+            // SAFETY: by contract.
+            unsafe { adapters.lora_down(self.isa, product, rows, token, unpacked) }
+        }
+    }
+
+    /// Adds what a token's adapters have to rows of one of the expert's matrices, after [`lora_down_chosen`](Expert::lora_down_chosen)
+    /// of a row.
+    ///
+    /// # Safety
+    /// As [`StackAdapters::lora_up`].
+    unsafe fn lora_up_chosen(
+        &self,
+        adapters: &StackAdapters,
+        which: Which,
+        row: (usize, usize),
+        rows: Range<usize>,
+        y: &mut [f32],
+    ) {
+        if let Some((product, first)) = self.adapted(which) {
+            let rows = first + rows.start..first + rows.end;
+            // SAFETY: by contract.
+            unsafe { adapters.lora_up(self.isa, row, product, rows, y) }
         }
     }
 

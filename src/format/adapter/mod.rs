@@ -5,17 +5,21 @@
 //! come out in the terms of GGUF: which tensor of a model a pair belongs to, with the rows of `B` in the
 //! order of that tensor's. Whether a model has such tensors is for `model::adapter` to say.
 
+mod pair;
+
+pub(super) use pair::Halves;
+pub use pair::{AdapterPair, MAX_RANK};
+
 use super::{Access, ModelFile, Tensor, huggingface};
-use crate::error::{Error, Result, Status, fail, try_vec};
-use crate::quant::{TensorType, dequantize_row};
+use crate::error::{Error, Result, Status, fail};
+use crate::quant::TensorType;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most elements of a thin matrix: far beyond those of real models.
-const MAX_ELEMENTS: usize = 1 << 30;
-/// The largest rank.
-pub const MAX_RANK: usize = 4096;
+/// The token embedding. Its rows are those of tokens, so that it is no product's matrix, and files have pairs of what is added to its
+/// columns.
+pub const EMBEDDING: &str = "token_embd.weight";
 /// What stands behind the name of a model's tensor in a GGUF file of an adapter.
 const HALVES: [&str; 2] = [".lora_a", ".lora_b"];
 
@@ -30,11 +34,24 @@ pub struct BaseShape {
     pub n_heads: usize,
     /// Key and value heads, likewise.
     pub n_kv_heads: usize,
-    /// Whether it has experts.
-    pub has_experts: bool,
+    /// Its experts, if it has any.
+    pub experts: Option<ExpertShape>,
+    /// Of each head of latent attention, the elements of a key that are not rotated; 0 where there are none.
+    pub plain_dim: usize,
     /// Whether weights are multiplied by factors that the folder's are not, or other parts of the order
     /// of rows differ that adapters from folders would have to follow.
     pub folds: bool,
+}
+
+/// The experts of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertShape {
+    /// How many a layer has.
+    pub count: usize,
+    /// Elements that each reads and makes.
+    pub width: usize,
+    /// Elements between its products.
+    pub inner: usize,
 }
 
 impl BaseShape {
@@ -55,9 +72,27 @@ impl BaseShape {
             0 => size("embedding_length").checked_div(n_heads).unwrap_or(0),
             n => n,
         };
+        let experts = match size("expert_count") {
+            0 => None,
+            count => Some(ExpertShape {
+                count,
+                width: match size("moe_latent_size") {
+                    0 => size("embedding_length"),
+                    width => width,
+                },
+                inner: match size("expert_feed_forward_length") {
+                    0 => size("feed_forward_length"),
+                    inner => inner,
+                },
+            }),
+        };
         Ok(BaseShape {
             folds: architecture == "falcon-h1",
-            has_experts: size("expert_count") > 0,
+            experts,
+            plain_dim: match size("attention.key_length_mla") {
+                0 => 0,
+                length => length.saturating_sub(size("rope.dimension_count")),
+            },
             architecture,
             head_dim,
             n_heads,
@@ -68,69 +103,6 @@ impl BaseShape {
 
 fn u32_of(value: &super::Value) -> u32 {
     super::FromValue::from_value(value).unwrap_or(0)
-}
-
-/// A pair of thin matrices.
-#[derive(Clone, Debug)]
-pub struct AdapterPair {
-    /// The tensor of the model that it is added to, by its name in GGUF.
-    pub target: String,
-    /// What the file calls `A` and `B`.
-    pub names: [String; 2],
-    /// Rows of `A`, columns of `B`; at least 1.
-    pub rank: usize,
-    /// Columns of `A`: inputs.
-    pub inputs: usize,
-    /// Rows of `B`: outputs.
-    pub outputs: usize,
-    /// Factor on `B A`. Finite.
-    pub scale: f32,
-    /// Types that `a` and `b` had in the file, single precision for quantized ones: their elements have exact
-    /// values of these.
-    pub types: [TensorType; 2],
-    /// `[rank][inputs]`, finite.
-    pub a: Vec<f32>,
-    /// `[outputs][rank]`, finite, in GGUF's order of rows.
-    pub b: Vec<f32>,
-}
-
-impl AdapterPair {
-    /// The pairs of the upper half of the rows, for the same tensor, and of the lower half, for this one.
-    pub(super) fn halves(mut self, lower: String) -> Result<[AdapterPair; 2]> {
-        if !self.outputs.is_multiple_of(2) {
-            fail!(
-                ShapeMismatch,
-                "tensor {} has {} rows; it must have as many for {} as for {lower}",
-                self.names[1],
-                self.outputs,
-                self.target
-            );
-        }
-        self.outputs /= 2;
-        let len = self.outputs * self.rank;
-        let mut a = try_vec(self.a.len(), 0.0, "an adapter")?;
-        a.copy_from_slice(&self.a);
-        let mut b = try_vec(len, 0.0, "an adapter")?;
-        b.copy_from_slice(&self.b[len..]);
-        self.b.truncate(len);
-        let lower = AdapterPair {
-            target: lower,
-            names: self.names.clone(),
-            a,
-            b,
-            ..self
-        };
-        Ok([self, lower])
-    }
-
-    /// The error about a matrix of the model that has another shape.
-    pub fn misfit(&self, inputs: usize, outputs: usize) -> Error {
-        let message = format!(
-            "tensors {} and {} take {} elements and make {}, but the model's {} takes {inputs} and makes {outputs}",
-            self.names[0], self.names[1], self.inputs, self.outputs, self.target
-        );
-        Error::new(Status::ShapeMismatch, message)
-    }
 }
 
 /// An adapter, read and checked as far as that is possible without the model's tensors.
@@ -172,120 +144,6 @@ impl AdapterFile {
         }
         Ok(file)
     }
-}
-
-/// Half of a pair, or both, while a file is read.
-#[derive(Default)]
-pub(super) struct Halves {
-    halves: [Option<(String, Tensor)>; 2],
-}
-
-impl Halves {
-    /// Puts half 0 (`A`) or 1 (`B`) in.
-    pub(super) fn set(&mut self, half: usize, name: &str, tensor: Tensor) -> Result<()> {
-        if let Some((other, _)) = &self.halves[half] {
-            fail!(FileCorrupt, "tensors {other} and {name} are the same");
-        }
-        self.halves[half] = Some((name.to_owned(), tensor));
-        Ok(())
-    }
-
-    /// Rows and name of `B`, if it is there.
-    pub(super) fn outputs(&self) -> Option<(usize, &str)> {
-        let (name, tensor) = self.halves[1].as_ref()?;
-        Some((tensor.rows(), name))
-    }
-
-    /// The pair for `target`: `scale` says the factor of a rank, `source` which row of the file's `B`
-    /// becomes which row of the pair's. `other` is what a missing half would be called.
-    pub(super) fn pair(
-        self,
-        target: String,
-        other: impl Fn(usize) -> String,
-        scale: impl FnOnce(usize) -> Result<f32>,
-        source: impl Fn(usize) -> usize,
-    ) -> Result<AdapterPair> {
-        let missing = self.halves.iter().position(Option::is_none);
-        let [Some((a_name, a)), Some((b_name, b))] = self.halves else {
-            let half = missing.unwrap_or(0);
-            fail!(
-                MissingTensor,
-                "tensor {} is missing: there is only the other half of the pair",
-                other(half)
-            );
-        };
-        let [rank, b_rank] = [a.rows(), b.row_len()];
-        if a.dims.len() != 2 || b.dims.len() != 2 || rank != b_rank {
-            fail!(
-                ShapeMismatch,
-                "tensors {a_name} and {b_name} have shapes {:?} and {:?}, which are no pair of one rank",
-                a.dims,
-                b.dims
-            );
-        }
-        if rank > MAX_RANK {
-            fail!(
-                Unsupported,
-                "tensor {a_name} has rank {rank}; at most {MAX_RANK} are supported"
-            );
-        }
-        let (inputs, outputs) = (a.row_len(), b.rows());
-        let scale = scale(rank)?;
-        if !scale.is_finite() {
-            fail!(
-                InvalidModel,
-                "tensor {a_name}: its factor is {scale}, which is not finite"
-            );
-        }
-        let types = [a.ty, b.ty].map(|ty| match ty {
-            TensorType::F16 | TensorType::BF16 => ty,
-            _ => TensorType::F32,
-        });
-        let (a, unordered) = (elements(&a, &a_name)?, elements(&b, &b_name)?);
-        let mut b = try_vec(unordered.len(), 0.0, "an adapter")?;
-        for (row, to) in b.chunks_exact_mut(rank).enumerate() {
-            to.copy_from_slice(&unordered[source(row) * rank..][..rank]);
-        }
-        Ok(AdapterPair {
-            target,
-            names: [a_name, b_name],
-            rank,
-            inputs,
-            outputs,
-            scale,
-            types,
-            a,
-            b,
-        })
-    }
-}
-
-/// The elements of a tensor, none of which is infinite or not a number.
-fn elements(tensor: &Tensor, name: &str) -> Result<Vec<f32>> {
-    let count = tensor.row_len().saturating_mul(tensor.rows());
-    if count > MAX_ELEMENTS {
-        fail!(Unsupported, "tensor {name} has {count} elements");
-    }
-    let elements = match tensor.to_f32()? {
-        Some(elements) => elements,
-        None => {
-            let mut row = try_vec(tensor.row_bytes(), 0u8, name)?;
-            let mut elements = try_vec(count, 0.0, name)?;
-            for (i, out) in elements.chunks_exact_mut(tensor.row_len()).enumerate() {
-                tensor.read_rows(i, &mut row)?;
-                dequantize_row(tensor.ty, &row, out);
-            }
-            elements
-        }
-    };
-    if let Some(i) = elements.iter().position(|x| !x.is_finite()) {
-        fail!(
-            InvalidModel,
-            "tensor {name}: element {i} is {}, which is not finite",
-            elements[i]
-        );
-    }
-    Ok(elements)
 }
 
 /// A GGUF file of an adapter.
@@ -333,9 +191,6 @@ fn open_gguf(path: &Path, base: &BaseShape) -> Result<AdapterFile> {
                 "tensor {name} is no half of a pair: its name ends neither in .lora_a nor in .lora_b"
             );
         };
-        if target == "token_embd.weight" {
-            return Err(of_embedding(name));
-        }
         let halves = targets.entry(target.to_owned()).or_default();
         halves.set(half, name, tensor.clone())?;
     }
@@ -349,21 +204,16 @@ fn open_gguf(path: &Path, base: &BaseShape) -> Result<AdapterFile> {
                 alpha => alpha / rank as f32,
             })
         };
-        pairs.push(halves.pair(target.clone(), other, scale, |row| row)?);
+        pairs.push(match &*target {
+            EMBEDDING => halves.of_columns(target.clone(), other, scale)?,
+            _ => halves.pair(target.clone(), 1, other, scale, |row| row)?,
+        });
     }
     Ok(AdapterFile {
         name: file.find("general.name")?.unwrap_or("").to_owned(),
         pairs,
         file_bytes: file.file_bytes,
     })
-}
-
-/// The error about a pair for a model's embedding.
-pub(super) fn of_embedding(name: &str) -> Error {
-    Error::new(
-        Status::Unsupported,
-        format!("tensor {name}: adapters of the token embedding are not supported"),
-    )
 }
 
 impl ModelFile {
@@ -380,7 +230,9 @@ impl ModelFile {
             .flat_map(|(adapter, factor)| adapter.pairs.iter().map(move |pair| (pair, *factor)));
         for (pair, factor) in pairs {
             // A head that is the embedding gets a matrix of its own.
-            if pair.target == "output.weight" && !self.tensors.contains_key("output.weight") {
+            if [EMBEDDING, "output.weight"].contains(&&*pair.target)
+                && !self.tensors.contains_key("output.weight")
+            {
                 let embedding = self.tensor("token_embd.weight")?.clone();
                 self.tensors.insert("output.weight".into(), embedding);
             }
@@ -392,9 +244,15 @@ impl ModelFile {
                     pair.target
                 );
             };
-            let (inputs, outputs) = (tensor.row_len(), tensor.rows());
-            if [inputs, outputs] != [pair.inputs, pair.outputs] || tensor.dims.len() != 2 {
+            let [inputs, outputs, ref stack @ ..] = tensor.dims[..] else {
+                return Err(pair.misfit(tensor.row_len(), 1));
+            };
+            if [inputs, outputs] != [pair.inputs, pair.outputs] {
                 return Err(pair.misfit(inputs, outputs));
+            }
+            let stack: usize = stack.iter().product();
+            if stack != pair.stack {
+                return Err(pair.other_stack(stack));
             }
             types.entry(&pair.target).or_insert(tensor.ty);
             let dims = tensor.dims.clone();

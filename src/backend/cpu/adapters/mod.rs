@@ -3,6 +3,13 @@
 //! The inputs of a product are kept as floats beside their encoding. `A x` is a product like any other, in
 //! the order of [`super::matmul`]; `B` is added to each output row by row of its transpose. So the bits of a
 //! token depend on its own adapters alone, whoever shares the pass.
+//!
+//! Matrices of experts and of heads have pairs of their own, one for each matrix of a tensor, and inputs of their own
+//! ([`StackAdapters`]).
+
+mod stacks;
+
+pub(super) use stacks::{StackAdapters, StackProduct};
 
 use super::elementwise::add_low_rank;
 use super::layer::Product;
@@ -12,7 +19,8 @@ use super::pass::Pass;
 use super::pool::Work;
 use super::weights::CpuWeights;
 use crate::error::Result;
-use crate::model::{AdapterSet, Floats, LowRank};
+use crate::model::{Adapter, AdapterSet, Floats, LowRank};
+use stacks::{StackShape, StackSpace, StackSpan};
 use std::ops::Range;
 
 /// The most products of one input.
@@ -39,13 +47,25 @@ impl<'a> Sets<'a> {
         }
     }
 
+    /// All of them.
+    fn all(&self) -> impl Iterator<Item = &'a AdapterSet> {
+        let (one, each): (_, &[_]) = match *self {
+            Sets::One(set) => (Some(set), &[]),
+            Sets::Each(sets) => (None, sets),
+        };
+        one.into_iter().chain(each.iter().copied().flatten())
+    }
+
     /// The most ranks of a token's adapters together.
     fn ranks(&self) -> usize {
         let ranks = |set: &AdapterSet| set.iter().map(|u| u.adapter.max_rank).sum::<usize>();
-        match self {
-            Sets::One(set) => ranks(set),
-            Sets::Each(sets) => sets.iter().flatten().map(|s| ranks(s)).max().unwrap_or(0),
-        }
+        self.all().map(ranks).max().unwrap_or(0)
+    }
+
+    /// Whether an adapter of any token is one of those.
+    fn have(&self, is_one: impl Fn(&Adapter) -> bool) -> bool {
+        let mut uses = self.all().flatten();
+        uses.any(|used| is_one(&used.adapter))
     }
 }
 
@@ -54,14 +74,25 @@ pub(super) struct AdapterSpace {
     input: Activations,
     /// `A x`, of each token and product.
     thin: Pages,
+    /// For matrices of the experts that a router chooses, and for those of heads of latent attention, where adapters have these.
+    experts: Option<StackSpace>,
+    heads: Option<StackSpace>,
     ranks: usize,
 }
 
 impl AdapterSpace {
     /// Bytes that a pass of up to `tokens` takes.
     pub fn bytes_for(weights: &CpuWeights, tokens: usize, sets: Sets<'_>) -> usize {
-        let thin = floats(tokens, ranks(sets)).saturating_mul(size_of::<f32>());
-        Activations::bytes_for(tokens, weights.sizes.cols(), FLOAT).saturating_add(thin)
+        let ranks = ranks(sets);
+        let thin = floats(tokens, ranks).saturating_mul(size_of::<f32>());
+        let stacks = [
+            StackShape::of_experts(weights, tokens, sets),
+            StackShape::of_heads(weights, tokens, sets),
+        ];
+        let stacks = stacks.iter().flatten().map(|shape| shape.bytes(ranks));
+        Activations::bytes_for(tokens, weights.sizes.cols(), FLOAT)
+            .saturating_add(thin)
+            .saturating_add(stacks.fold(0, usize::saturating_add))
     }
 
     /// Readies the memory for a pass of up to `tokens`.
@@ -77,18 +108,29 @@ impl AdapterSpace {
             *space = Some(AdapterSpace {
                 input: Activations::new(tokens, weights.sizes.cols(), FLOAT)?,
                 thin: Pages::floats(floats(tokens, ranks), "adapter scratch")?,
+                experts: None,
+                heads: None,
                 ranks,
             });
         }
-        match space {
-            Some(space) => Ok(Adapters {
-                sets,
-                input: &space.input,
-                thin: space.thin.span(),
-                ranks: space.ranks,
-            }),
-            None => unreachable!("made above"),
+        let Some(space) = space else {
+            unreachable!("made above");
+        };
+        let experts = StackShape::of_experts(weights, tokens, sets);
+        let heads = StackShape::of_heads(weights, tokens, sets);
+        for (place, shape) in [(&mut space.experts, experts), (&mut space.heads, heads)] {
+            if let (None, Some(shape)) = (&place, shape) {
+                *place = Some(shape.space(space.ranks)?);
+            }
         }
+        Ok(Adapters {
+            sets,
+            input: &space.input,
+            thin: space.thin.span(),
+            experts: experts.and(space.experts.as_mut()).map(StackSpan::of),
+            heads: heads.and(space.heads.as_mut()).map(StackSpan::of),
+            ranks: space.ranks,
+        })
     }
 }
 
@@ -108,6 +150,8 @@ pub(super) struct Adapters<'a> {
     sets: Sets<'a>,
     input: &'a Activations,
     thin: Span<'a>,
+    experts: Option<StackSpan<'a>>,
+    heads: Option<StackSpan<'a>>,
     ranks: usize,
 }
 
@@ -119,7 +163,32 @@ struct Thin<'a> {
     at: usize,
 }
 
+/// Adds what adapters have for the embedding of a token.
+///
+/// # Safety
+/// The processor has `isa`.
+pub(super) unsafe fn adapt_embedding(isa: Isa, set: &AdapterSet, token: u32, x: &mut [f32]) {
+    for used in set {
+        let Some(pair) = &used.adapter.embedding else {
+            continue;
+        };
+        let scale = used.scale * pair.scale;
+        let (mut thin, hidden) = ([0.0; 64], x.len());
+        for k in (0..pair.rank).step_by(thin.len()) {
+            let thin = &mut thin[..(pair.rank - k).min(64)];
+            pair.of_tokens.read(token as usize * pair.rank + k, thin);
+            // SAFETY: by contract, the processor has `isa`.
+            unsafe { add_columns(isa, &pair.rows, k * hidden, hidden, thin, scale, x) }
+        }
+    }
+}
+
 impl<'a> Adapters<'a> {
+    /// The adapters of a token, if it has any.
+    pub fn of(&self, token: usize) -> Option<&'a AdapterSet> {
+        self.sets.of(token)
+    }
+
     /// Keeps the input of a token's products.
     ///
     /// # Safety
@@ -136,7 +205,7 @@ impl<'a> Adapters<'a> {
     fn pairs(
         set: &'a AdapterSet,
         product: &Product,
-    ) -> impl Iterator<Item = (&'a LowRank, f32, usize)> {
+    ) -> impl Iterator<Item = (&'a LowRank, f32, usize)> + use<'a> {
         let id = product.tensor.id();
         let mut at = 0;
         set.iter().filter_map(move |used| {
@@ -244,13 +313,69 @@ impl<'a> Adapters<'a> {
             // SAFETY: by contract, the processor has `isa`, `lora_down` is complete, and nobody writes what it has made.
             unsafe {
                 let thin = &*self.thin.part(self.thin_at(token, index) + at, pair.rank);
-                let (first, stride) = (rows.start, pair.outputs);
-                match &pair.b {
-                    Floats::F32(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
-                    Floats::F16(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
-                    Floats::BF16(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
-                }
+                add(isa, pair, (0, rows.start), thin, scale, y);
             }
+        }
+    }
+
+    /// What they have for matrices of these products, of experts that a router chooses, if anything.
+    pub fn of_experts(&self, products: &[&Product]) -> Option<StackAdapters<'a>> {
+        self.of_stack(self.experts?, products)
+    }
+
+    /// The same of heads.
+    pub fn of_heads(&self, product: &Product) -> Option<StackAdapters<'a>> {
+        self.of_stack(self.heads?, &[product])
+    }
+
+    fn of_stack(&self, span: StackSpan<'a>, products: &[&Product]) -> Option<StackAdapters<'a>> {
+        let has = |adapter: &Adapter| {
+            let mut ids = products.iter().map(|product| product.tensor.id());
+            ids.any(|id| adapter.pairs.contains_key(&id))
+        };
+        self.sets.have(has).then_some(StackAdapters {
+            adapters: *self,
+            span,
+        })
+    }
+}
+
+/// Adds `scale * B thin` of a matrix, from some row of `B` on.
+///
+/// # Safety
+/// The processor has `isa`.
+unsafe fn add(
+    isa: Isa,
+    pair: &LowRank,
+    (matrix, row): (usize, usize),
+    thin: &[f32],
+    scale: f32,
+    y: &mut [f32],
+) {
+    let first = matrix * pair.rank * pair.outputs + row;
+    // SAFETY: by contract, the processor has `isa`.
+    unsafe { add_columns(isa, &pair.b, first, pair.outputs, thin, scale, y) }
+}
+
+/// `y += scale * thin[k] * b[k]`, for rows `k` of `b` that are `stride` apart, the first of them from element `first` on.
+///
+/// # Safety
+/// The processor has `isa`.
+unsafe fn add_columns(
+    isa: Isa,
+    b: &Floats,
+    first: usize,
+    stride: usize,
+    thin: &[f32],
+    scale: f32,
+    y: &mut [f32],
+) {
+    // SAFETY: by contract, the processor has `isa`.
+    unsafe {
+        match b {
+            Floats::F32(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
+            Floats::F16(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
+            Floats::BF16(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
         }
     }
 }
