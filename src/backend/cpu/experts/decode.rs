@@ -143,17 +143,22 @@ impl ExpertBuffers<'_> {
             pass.lora_down(&[&shared.products.down])?;
         }
         let down = &layer.experts.down;
+        let blocks = layer.hidden.div_ceil(BLOCK);
         let block_bytes = BLOCK * down.tensor.row_bytes() * chosen.count();
-        let work = Work::even(layer.hidden.div_ceil(BLOCK), product_cost(block_bytes, 1));
+        let work = Work::even(blocks, product_cost(block_bytes, 1));
         let tokens = pass.tokens;
+        // Of each expert, a thread reads as many rows in a row as it takes at a time: some, where that leaves enough for all threads.
+        let threads = tokens.weights.pool.threads();
+        let work = Work {
+            grain: work.grain.max(blocks / (4 * threads)),
+            ..work
+        };
         let y = tokens.buffers.y;
         pass.phase(work, |me, range| {
-            for block in range {
-                let rows = block * BLOCK..((block + 1) * BLOCK).min(layer.hidden);
-                // SAFETY: each thread has rows of its own.
-                let y = unsafe { y.part(rows.start, rows.len()) };
-                self.output((tokens, adapters), me, chosen, rows, y);
-            }
+            let rows = range.start * BLOCK..(range.end * BLOCK).min(layer.hidden);
+            // SAFETY: each thread has rows of its own.
+            let y = unsafe { y.part(rows.start, rows.len()) };
+            self.output((tokens, adapters), me, chosen, rows, y);
         })
     }
 
@@ -320,23 +325,26 @@ impl ExpertBuffers<'_> {
     ) {
         chosen.layer.begin_sum(rows.clone(), y);
         for i in 0..chosen.count() {
-            let expert = chosen.part(i);
-            let mut out = [0.0; BLOCK];
-            let out = &mut out[..rows.len()];
-            let view = expert.rows(Which::Down, rows.clone());
-            // SAFETY: the inputs are complete, the output is this call's.
-            unsafe {
-                let (to, unpacked) = (out.as_mut_ptr(), &mut me.unpacked);
-                view.mul(self.input, i..i + 1, 0..rows.len(), to, 0, unpacked);
-                if chosen.is_shared(i) {
-                    let down = (0, &expert.products.down);
-                    tokens.lora_up(0, down, rows.clone(), || &mut *out);
-                } else if let Some(adapters) = &adapters {
-                    let (row, which) = ((i, 0), Which::Down);
-                    expert.lora_up_chosen(adapters, which, row, rows.clone(), out);
+            let (expert, factor) = (chosen.part(i), chosen.factors(i).1);
+            for (first, y) in rows.clone().step_by(BLOCK).zip(y.chunks_mut(BLOCK)) {
+                let rows = first..first + y.len();
+                let mut out = [0.0; BLOCK];
+                let out = &mut out[..y.len()];
+                let view = expert.rows(Which::Down, rows.clone());
+                // SAFETY: the inputs are complete, the output is this call's.
+                unsafe {
+                    let (to, unpacked) = (out.as_mut_ptr(), &mut me.unpacked);
+                    view.mul(self.input, i..i + 1, 0..rows.len(), to, 0, unpacked);
+                    if chosen.is_shared(i) {
+                        let down = (0, &expert.products.down);
+                        tokens.lora_up(0, down, rows.clone(), || &mut *out);
+                    } else if let Some(adapters) = &adapters {
+                        let (row, which) = ((i, 0), Which::Down);
+                        expert.lora_up_chosen(adapters, which, row, rows.clone(), out);
+                    }
                 }
+                expert.add_output(rows, factor, out, y);
             }
-            expert.add_output(rows.clone(), chosen.factors(i).1, out, y);
         }
     }
 }
