@@ -3,7 +3,7 @@
 use super::MatrixCut;
 use super::network::{Block, FeedForward, Linear, Mixer, Network};
 use crate::error::{Result, fail, try_vec};
-use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, EMBEDDING, MAX_RANK};
+use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, EMBEDDING, MAX_RANK, swapped};
 use crate::format::{ModelFile, Tensor, TensorId};
 use crate::memory::Charge;
 use crate::quant::TensorType;
@@ -11,7 +11,6 @@ use half::{bf16, f16};
 use std::any::Any;
 use std::collections::HashMap;
 use std::hash::Hasher;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
@@ -366,11 +365,12 @@ impl Adaptable {
             if pair.stack != target.stack {
                 return Err(pair.other_stack(target.stack));
             }
+            debug_assert!(pair.rank <= MAX_RANK);
+            adapter.max_rank = adapter.max_rank.max(pair.rank);
+            adapter.n_parameters += (pair.a.len() + pair.b.len()) as u64;
             if pair.target == EMBEDDING && self.embeds {
                 let own = EmbeddingPair::of(pair)?;
                 adapter.bytes += own.bytes() as u64;
-                adapter.n_parameters += (pair.a.len() + pair.b.len()) as u64;
-                adapter.max_rank = adapter.max_rank.max(pair.rank);
                 adapter.embedding = Some(own);
                 continue;
             }
@@ -382,9 +382,6 @@ impl Adaptable {
                     pair.target
                 );
             }
-            debug_assert!(pair.rank <= MAX_RANK);
-            adapter.max_rank = adapter.max_rank.max(pair.rank);
-            adapter.n_parameters += (pair.a.len() + pair.b.len()) as u64;
             for part in &target.parts {
                 adapter.has_experts |= part.kind == Kind::Experts;
                 adapter.has_heads |= part.kind == Kind::Heads;
@@ -451,11 +448,7 @@ impl EmbeddingPair {
 impl LowRank {
     /// Some rows of a pair. Of several matrices, these are all rows of each.
     fn of(pair: &AdapterPair, part: &Part) -> Result<LowRank> {
-        let (first, rows) = match pair.stack {
-            1 => (part.first, part.rows),
-            _ => (0, pair.outputs),
-        };
-        let rows = first..first + rows;
+        let rows = &pair.b[part.first * pair.rank..][..part.rows * pair.rank];
         // What came from those types becomes the same again.
         let [a_type, b_type] = pair.types;
         let a = match a_type {
@@ -468,15 +461,11 @@ impl LowRank {
             stack: pair.stack,
             rank: pair.rank,
             inputs: pair.inputs,
-            outputs: rows.len(),
+            outputs: part.rows / pair.stack,
             scale: pair.scale,
             a,
             a_type,
-            b: match b_type {
-                TensorType::F16 => Floats::F16(transposed(pair, rows, f16::from_f32)?),
-                TensorType::BF16 => Floats::BF16(transposed(pair, rows, bf16::from_f32)?),
-                _ => Floats::F32(transposed(pair, rows, |x| x)?),
-            },
+            b: Floats::of(&swapped(rows, pair.stack, pair.rank)?, b_type)?,
         })
     }
 
@@ -533,26 +522,6 @@ fn bytes<const N: usize>(pair: &AdapterPair, of: impl Fn(f32) -> [u8; N]) -> Res
         *to = of(*x);
     }
     Ok(a)
-}
-
-/// Some rows of each `B`, as columns.
-fn transposed<N: Copy + Default>(
-    pair: &AdapterPair,
-    rows: Range<usize>,
-    of: impl Fn(f32) -> N,
-) -> Result<Vec<N>> {
-    let (rank, n) = (pair.rank, rows.len());
-    let mut b = try_vec(pair.stack * rank * n, N::default(), "an adapter")?;
-    let matrices = pair.b.chunks_exact(pair.outputs * rank);
-    for (to, from) in b.chunks_exact_mut(rank * n).zip(matrices) {
-        let from = &from[rows.start * rank..rows.end * rank];
-        for (row, from) in from.chunks_exact(rank).enumerate() {
-            for (k, x) in from.iter().enumerate() {
-                to[k * n + row] = of(*x);
-            }
-        }
-    }
-    Ok(b)
 }
 
 /// An adapter, and how much it counts.

@@ -149,23 +149,25 @@ impl LatentLayer {
         }
         let n = tokens.count;
         let each = (self.q.matrix.rows() + self.key_len()) as u64;
+        let entering = heads_adapters(tokens, &self.to_latent);
+        let leaving = heads_adapters(tokens, &self.from_latent);
         pass.phase(Work::even(n, each), |me, range| {
             for t in range {
                 // SAFETY: each token is one thread's.
-                unsafe { self.place(tokens, t, me) };
+                unsafe { self.place((tokens, entering), t, me) };
             }
         })?;
         let (latents, width) = (&tokens.latents, b.sizes.latents);
         let (rows, key_len) = (latents.rows, self.key_len());
-        self.of_heads(pass, &self.to_latent, self.rank, |head| {
+        self.of_heads(pass, (&self.to_latent, entering), self.rank, |head| {
             (rows.base().wrapping_add(head * key_len), width)
         })?;
         pass.marks.end(Kind::Qkv, || {
             product_bytes(products.into_iter().chain([&self.to_latent]))
         });
-        self.attend(pass)?;
+        self.attend(pass, leaving)?;
         let values = b.q;
-        self.of_heads(pass, &self.from_latent, self.value_dim, |head| {
+        self.of_heads(pass, (&self.from_latent, leaving), self.value_dim, |head| {
             let out = values.base().wrapping_add(head * self.value_dim);
             (out, b.sizes.q)
         })?;
@@ -207,12 +209,16 @@ impl LatentLayer {
     ///
     /// # Safety
     /// Nobody else uses what is this token's.
-    unsafe fn place(&self, tokens: &Tokens, t: usize, me: &mut ThreadSpace) {
+    unsafe fn place(
+        &self,
+        (tokens, adapters): (&Tokens, Option<StackAdapters>),
+        t: usize,
+        me: &mut ThreadSpace,
+    ) {
         let (isa, b, s) = (tokens.isa(), &tokens.buffers, tokens.buffers.sizes);
         let (kv, position) = tokens.places.at(t);
         let (rank, key_len, plain) = (self.rank, self.key_len(), self.plain_dim);
         let enc = self.to_latent.matrix.encodings();
-        let adapters = heads_adapters(tokens, &self.to_latent);
         // SAFETY: by contract, nobody else uses what is this token's; the table is only read.
         unsafe {
             let table = b.rope.part(t * s.rope + self.at.start, self.at.len());
@@ -258,13 +264,12 @@ impl LatentLayer {
     fn of_heads(
         &self,
         pass: &Pass,
-        product: &Product,
+        (product, adapters): (&Product, Option<StackAdapters>),
         rows: usize,
         out: impl Fn(usize) -> (*mut f32, usize) + Sync,
     ) -> Result<()> {
         let (tokens, n) = (pass.tokens, pass.tokens.count);
         let cost = product_cost(product.bytes() / self.n_heads, n);
-        let adapters = heads_adapters(tokens, product);
         pass.phase(Work::even(self.n_heads, cost), |me, heads| {
             for h in heads {
                 let view = head_view(product, h, rows, tokens.isa());
@@ -304,7 +309,7 @@ impl LatentLayer {
     }
 
     /// From queries to what the heads gather, as inputs of the next product.
-    fn attend(&self, pass: &Pass) -> Result<()> {
+    fn attend(&self, pass: &Pass, adapters: Option<StackAdapters>) -> Result<()> {
         let (tokens, n) = (pass.tokens, pass.tokens.count);
         let parts = self.n_heads.div_ceil(TOGETHER);
         let middle = tokens.places.at(n / 2).1;
@@ -315,7 +320,7 @@ impl LatentLayer {
                 let (t, first) = (task / parts, task % parts * TOGETHER);
                 let heads = first..(first + TOGETHER).min(self.n_heads);
                 // SAFETY: each head of a token is one thread's.
-                unsafe { self.attend_with(tokens, t, heads, me) };
+                unsafe { self.attend_with((tokens, adapters), t, heads, me) };
             }
         })?;
         let cache = || (middle as u64 + 1) * self.key_len() as u64 * 4;
@@ -327,7 +332,7 @@ impl LatentLayer {
     /// Nobody else uses these heads of the token.
     unsafe fn attend_with(
         &self,
-        tokens: &Tokens,
+        (tokens, adapters): (&Tokens, Option<StackAdapters>),
         t: usize,
         heads: Range<usize>,
         me: &mut ThreadSpace,
@@ -336,7 +341,6 @@ impl LatentLayer {
         let (kv, position) = tokens.places.at(t);
         let at = t * tokens.buffers.sizes.latents + heads.start * key_len;
         let enc = self.from_latent.matrix.encodings();
-        let adapters = heads_adapters(tokens, &self.from_latent);
         // SAFETY: by contract, nobody else uses these heads of the token. The output replaces the
         // queries after the last of them was read.
         unsafe {

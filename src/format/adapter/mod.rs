@@ -8,6 +8,7 @@
 mod pair;
 
 pub(super) use pair::Halves;
+pub(crate) use pair::swapped;
 pub use pair::{AdapterPair, MAX_RANK};
 
 use super::{Access, ModelFile, Tensor, huggingface};

@@ -54,7 +54,7 @@ impl AdapterPair {
             target,
             names: self.names.clone(),
             outputs: rows,
-            a: copied(&self.a)?,
+            a: repeated(&self.a, 1)?,
             b,
             ..*self
         })
@@ -110,13 +110,8 @@ impl AdapterPair {
                 self.outputs,
             );
         }
-        let len = self.a.len();
-        self.check_len(len.saturating_mul(stack))?;
-        let mut a = try_vec(len * stack, 0.0, "an adapter")?;
-        for to in a.chunks_exact_mut(len) {
-            to.copy_from_slice(&self.a);
-        }
-        self.a = a;
+        self.check_len(self.a.len().saturating_mul(stack))?;
+        self.a = repeated(&self.a, stack)?;
         self.stack = stack;
         self.outputs /= stack;
         Ok(self)
@@ -124,16 +119,7 @@ impl AdapterPair {
 
     /// Fails where one of its sides would have too many elements.
     pub(in super::super) fn check_len(&self, len: usize) -> Result<()> {
-        if len > MAX_ELEMENTS {
-            fail!(
-                Unsupported,
-                "tensors {} and {}: pairs for all matrices of {} have {len} elements; at most {MAX_ELEMENTS} are supported",
-                self.names[0],
-                self.names[1],
-                self.target
-            );
-        }
-        Ok(())
+        check_len(&self.names, len)
     }
 
     /// The error about a matrix of the model that has another shape.
@@ -155,10 +141,26 @@ impl AdapterPair {
     }
 }
 
-fn copied(all: &[f32]) -> Result<Vec<f32>> {
-    let mut copy = try_vec(all.len(), 0.0, "an adapter")?;
-    copy.copy_from_slice(all);
-    Ok(copy)
+/// So many copies of numbers, one behind the other.
+fn repeated(all: &[f32], count: usize) -> Result<Vec<f32>> {
+    let mut copies = try_vec(all.len().saturating_mul(count), 0.0, "an adapter")?;
+    for copy in copies.chunks_exact_mut(all.len()) {
+        copy.copy_from_slice(all);
+    }
+    Ok(copies)
+}
+
+/// Fails where one side of pairs would have too many elements.
+fn check_len(names: &[String; 2], len: usize) -> Result<()> {
+    if len > MAX_ELEMENTS {
+        fail!(
+            Unsupported,
+            "tensors {} and {}: pairs for all matrices have {len} elements; at most {MAX_ELEMENTS} are supported",
+            names[0],
+            names[1]
+        );
+    }
+    Ok(())
 }
 
 /// Half of a pair, or both, while a file is read.
@@ -260,39 +262,29 @@ impl Halves {
         let inputs = a.row_len();
         let scale = checked_scale(&a_name, rank, scale)?;
         let types = [a.ty, b.ty].map(float_type);
-        let (mut a, unordered) = (elements(&a, &a_name)?, elements(&b, &b_name)?);
+        let names = [a_name, b_name];
         let lengths = [rank * inputs, outputs * rank].map(|len| len.saturating_mul(stack));
-        if lengths.iter().any(|len| *len > MAX_ELEMENTS) {
-            fail!(
-                Unsupported,
-                "tensors {a_name} and {b_name}: pairs for {stack} matrices have more than {MAX_ELEMENTS} elements"
-            );
-        }
-        if a.len() < lengths[0] {
-            let mut all = try_vec(lengths[0], 0.0, "an adapter")?;
-            all.chunks_exact_mut(a.len())
-                .for_each(|to| to.copy_from_slice(&a));
-            a = all;
+        let [mut a, mut unordered] = [elements(&a, &names[0])?, elements(&b, &names[1])?];
+        for (all, len) in [&mut a, &mut unordered].into_iter().zip(lengths) {
+            check_len(&names, len)?;
+            if all.len() < len {
+                *all = repeated(all, stack)?;
+            }
         }
         let mut b = try_vec(lengths[1], 0.0, "an adapter")?;
         for (i, to) in b.chunks_exact_mut(outputs * rank).enumerate() {
             for (row, to) in to.chunks_exact_mut(rank).enumerate() {
-                let row = source(row);
-                if in_turns {
-                    let from = unordered[row * rank * stack..]
-                        .iter()
-                        .skip(i)
-                        .step_by(stack);
-                    to.iter_mut().zip(from).for_each(|(to, x)| *to = *x);
-                } else {
-                    let first = if b_stack == 1 { 0 } else { i * outputs };
-                    to.copy_from_slice(&unordered[(first + row) * rank..][..rank]);
-                }
+                let (first, step) = match in_turns {
+                    true => (source(row) * rank * stack + i, stack),
+                    false => ((i * outputs + source(row)) * rank, 1),
+                };
+                let from = unordered[first..].iter().step_by(step);
+                to.iter_mut().zip(from).for_each(|(to, x)| *to = *x);
             }
         }
         Ok(AdapterPair {
             target,
-            names: [a_name, b_name],
+            names,
             stack,
             rank,
             inputs,
@@ -340,8 +332,8 @@ fn float_type(ty: TensorType) -> TensorType {
     }
 }
 
-/// The transposes of matrices of so many columns.
-fn swapped(from: &[f32], stack: usize, columns: usize) -> Result<Vec<f32>> {
+/// The transposes of matrices of so many columns, one below the other.
+pub(crate) fn swapped(from: &[f32], stack: usize, columns: usize) -> Result<Vec<f32>> {
     let mut to = try_vec(from.len(), 0.0, "an adapter")?;
     let each = from.len() / stack;
     for (to, from) in to.chunks_exact_mut(each).zip(from.chunks_exact(each)) {

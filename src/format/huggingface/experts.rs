@@ -21,6 +21,16 @@ pub(super) const PROJECTIONS: [(&str, &str); 6] = [
     ("w2", "ffn_down_exps"),
 ];
 
+/// Whether experts' matrices have a row per input, and those of gate and up take turns.
+pub(super) fn take_turns(architecture: &str) -> bool {
+    architecture == "gpt-oss"
+}
+
+/// Whether gate and up of experts stay together, as GGUF files have them.
+pub(super) fn are_together(architecture: &str) -> bool {
+    architecture == "gemma4"
+}
+
 /// Experts' matrices that come one by one: by name in GGUF, then by expert.
 #[derive(Default)]
 pub(super) struct Experts {
@@ -73,7 +83,7 @@ impl Experts {
             return Ok(matches!(part, "gate_up_proj" | "down_proj"));
         } else if is_bias {
             return add_biases(folder, layer, part, stored, tensors);
-        } else if folder.experts_take_turns() || folder.architecture() == "llama4" {
+        } else if take_turns(folder.architecture()) || folder.architecture() == "llama4" {
             (part, transposed(stored)?)
         } else {
             (part, folder.matrix(stored)?)
@@ -84,8 +94,9 @@ impl Experts {
         match part {
             "down_proj" => put("ffn_down_exps", source)?,
             "up_proj" => put("ffn_up_exps", source)?,
-            // As its GGUF files have them.
-            "gate_up_proj" if folder.architecture() == "gemma4" => put("ffn_gate_up_exps", source)?,
+            "gate_up_proj" if are_together(folder.architecture()) => {
+                put("ffn_gate_up_exps", source)?
+            }
             "gate_up_proj" => {
                 let [gate, up] = halves(folder, stored, &source.dims)?;
                 put(
@@ -155,7 +166,7 @@ fn halves(folder: &Folder, stored: &Stored, dims: &[usize]) -> Result<[(Order, V
         };
         (order, vec![columns, rows, experts])
     };
-    Ok(match folder.experts_take_turns() {
+    Ok(match take_turns(folder.architecture()) {
         true => [half(0, 2), half(1, 2)],
         false => [half(0, 1), half(rows, 1)],
     })

@@ -202,6 +202,11 @@ impl MakeRows for HeadsTransposed {
     }
 }
 
+/// The two tensors that most GGUF files have of keys and values of all heads, if that is what a part of a layer is.
+pub(super) fn parts_of(architecture: &str, part: &str) -> Option<[&'static str; 2]> {
+    (part == "attn_kv_b" && architecture != "minicpm3").then_some(["attn_k_b", "attn_v_b"])
+}
+
 /// `kv_b_proj`, of each head `plain` rows of keys and then those of values, as the two tensors that most
 /// GGUF files have of it.
 pub(crate) fn keys_and_values(source: Tensor, n_heads: usize, plain: usize) -> Result<[Tensor; 2]> {

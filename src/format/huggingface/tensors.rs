@@ -301,13 +301,13 @@ impl<'a> Folder<'a> {
                 if !experts.add(self, layer, part, end, stored, &mut tensors)? {
                     return Err(self.unknown(full));
                 }
-            } else if self.family.part(part) == Some("attn_kv_b")
+            } else if let Some(parts) =
+                latent::parts_of(self.architecture(), self.family.part(part).unwrap_or(""))
                 && end == "weight"
-                && self.architecture() != "minicpm3"
             {
                 let both =
                     latent::keys_and_values(self.matrix(stored)?, self.n_heads, self.plain_dim)?;
-                for (part, tensor) in ["attn_k_b", "attn_v_b"].into_iter().zip(both) {
+                for (part, tensor) in parts.into_iter().zip(both) {
                     insert(&mut tensors, format!("blk.{layer}.{part}.weight"), tensor)?;
                 }
             } else if let Some(part) = self.family.part(part) {
@@ -557,11 +557,6 @@ impl<'a> Folder<'a> {
 
     fn is_mimo(&self) -> bool {
         self.family.model_types == ["mimo"]
-    }
-
-    /// Whether experts' matrices have a row per input, and those of gate and up take turns.
-    pub(super) fn experts_take_turns(&self) -> bool {
-        self.family.architecture == "gpt-oss"
     }
 
     /// What stands before the names of the layers, and so before that of the last norm.

@@ -47,6 +47,21 @@ impl<'a> Sets<'a> {
         }
     }
 
+    /// The first of some rows that have the same adapters, where `token` says whose each is.
+    fn run(&self, rows: Range<usize>, token: impl Fn(usize) -> usize) -> Range<usize> {
+        let Sets::Each(sets) = *self else {
+            return rows;
+        };
+        let first = sets[token(rows.start)];
+        let same = |row: &usize| match (sets[token(*row)], first) {
+            (Some(a), Some(b)) => std::ptr::eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        let len = rows.clone().take_while(same).count();
+        rows.start..rows.start + len
+    }
+
     /// All of them.
     fn all(&self) -> impl Iterator<Item = &'a AdapterSet> {
         let (one, each): (_, &[_]) = match *self {
@@ -116,6 +131,7 @@ impl AdapterSpace {
         let Some(space) = space else {
             unreachable!("made above");
         };
+        let tokens = space.input.max_tokens();
         let experts = StackShape::of_experts(weights, tokens, sets);
         let heads = StackShape::of_heads(weights, tokens, sets);
         for (place, shape) in [(&mut space.experts, experts), (&mut space.heads, heads)] {
@@ -221,29 +237,12 @@ impl<'a> Adapters<'a> {
         (token * TOGETHER + index) * self.ranks
     }
 
-    /// The tokens from `start` on that have the same adapters as that one.
-    fn run(&self, start: usize, count: usize) -> Range<usize> {
-        let Sets::Each(sets) = self.sets else {
-            return start..count;
-        };
-        let same = |set: &Option<&AdapterSet>| match (set, sets[start]) {
-            (Some(a), Some(b)) => std::ptr::eq(*a, b),
-            (None, None) => true,
-            _ => false,
-        };
-        let len = sets[start..count]
-            .iter()
-            .take_while(|set| same(set))
-            .count();
-        start..start + len
-    }
-
     /// Calls `f` with the products `A x` to be made, in order.
     fn each(&self, products: &[&Product], count: usize, mut f: impl FnMut(Thin<'a>)) {
         for (index, product) in products.iter().enumerate() {
             let mut start = 0;
             while start < count {
-                let run = self.run(start, count);
+                let run = self.sets.run(start..count, |token| token);
                 start = run.end;
                 let Some(set) = self.sets.of(run.start) else {
                     continue;
@@ -277,17 +276,14 @@ impl<'a> Adapters<'a> {
                 if !task.next().is_some_and(|i| range.contains(&i)) {
                     return;
                 }
-                let view = View::new(pair.a_type, pair.rank, pair.inputs, &pair.a, isa);
-                let Some(view) = view else {
-                    unreachable!("as many bytes as it has rows");
-                };
                 // SAFETY: each task has a part of its own of the thin rows of its tokens; the input is
                 // complete.
                 unsafe {
                     let out = this.thin.base().add(at);
                     let stride = TOGETHER * this.ranks;
                     let rows = 0..pair.rank;
-                    view.mul(this.input, run, rows, out, stride, &mut me.unpacked);
+                    let (view, unpacked) = (view_of_a(pair, 0, isa), &mut me.unpacked);
+                    view.mul(this.input, run, rows, out, stride, unpacked);
                 }
             });
         })
@@ -337,6 +333,15 @@ impl<'a> Adapters<'a> {
             adapters: *self,
             span,
         })
+    }
+}
+
+/// `A` of a matrix of the tensor that a pair is for.
+fn view_of_a(pair: &LowRank, matrix: usize, isa: Isa) -> View<'_> {
+    let a = pair.a_of(matrix);
+    match View::new(pair.a_type, pair.rank, pair.inputs, a, isa) {
+        Some(view) => view,
+        None => unreachable!("as many bytes as it has rows"),
     }
 }
 

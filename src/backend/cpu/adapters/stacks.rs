@@ -1,12 +1,11 @@
 //! Adapters of matrices that are those of experts or heads, with inputs of their own.
 
 use super::super::layer::Product;
-use super::super::matmul::{Activations, Isa, Scratch, View};
+use super::super::matmul::{Activations, Isa, Scratch};
 use super::super::pages::{Pages, Span};
 use super::super::weights::CpuWeights;
-use super::{Adapters, FLOAT, Sets, add};
+use super::{Adapters, FLOAT, Sets, add, view_of_a};
 use crate::error::Result;
-use crate::model::AdapterSet;
 use std::ops::Range;
 
 /// The most products of an input of experts or heads.
@@ -128,25 +127,15 @@ impl StackAdapters<'_> {
         unpacked: &mut Scratch,
     ) {
         let Adapters { sets, ranks, .. } = self.adapters;
-        let set_of = |row: usize| sets.of(token(row));
-        let same = |a: Option<&AdapterSet>, b: Option<&AdapterSet>| match (a, b) {
-            (Some(a), Some(b)) => std::ptr::eq(a, b),
-            (a, b) => a.is_none() && b.is_none(),
-        };
         let mut start = rows.start;
         while start < rows.end {
-            let set = set_of(start);
-            let others = (start + 1..rows.end).find(|row| !same(set_of(*row), set));
-            let run = start..others.unwrap_or(rows.end);
+            let run = sets.run(start..rows.end, &token);
             start = run.end;
-            let Some(set) = set else {
+            let Some(set) = sets.of(token(run.start)) else {
                 continue;
             };
             for (pair, _, at) in Adapters::pairs(set, of.product) {
-                let a = pair.a_of(of.matrix);
-                let Some(view) = View::new(pair.a_type, pair.rank, pair.inputs, a, isa) else {
-                    unreachable!("as many bytes as it has rows");
-                };
+                let view = view_of_a(pair, of.matrix, isa);
                 let stride = IN_STACKS * ranks;
                 // SAFETY: by contract, the inputs are complete, and these parts of the thin rows are this thread's.
                 unsafe {

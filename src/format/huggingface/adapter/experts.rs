@@ -2,7 +2,7 @@
 //! them. Where all experts are parameters of one module, as in transformers 5, it has one pair for each parameter, with the ranks of
 //! all experts; that of the parameter it has found first is in a `base_layer` inside that of the next.
 
-use super::super::experts::PROJECTIONS;
+use super::super::experts::{PROJECTIONS, are_together, take_turns};
 use super::super::tensors::{layer_and_part, of_experts, without_prefixes};
 use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::format::adapter::{AdapterPair, BaseShape, ExpertShape};
@@ -118,11 +118,10 @@ impl Fused {
         let mut pair = if is_turned { pair.transposed()? } else { pair };
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
         let together = match self {
-            Fused::GateUp if base.architecture == "gemma4" => "ffn_gate_up_exps",
+            Fused::GateUp if are_together(&base.architecture) => "ffn_gate_up_exps",
             Fused::GateUp => {
-                let take_turns = base.architecture == "gpt-oss";
-                let names = ["ffn_gate_exps", "ffn_up_exps"].map(name);
-                let [upper, lower] = names;
+                let take_turns = take_turns(&base.architecture);
+                let [upper, lower] = ["ffn_gate_exps", "ffn_up_exps"].map(name);
                 return Ok(Vec::from(pair.halves(upper, lower, take_turns)?));
             }
             Fused::Up => "ffn_up_exps",

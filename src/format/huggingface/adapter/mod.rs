@@ -9,8 +9,7 @@ use super::files::{Folder, open_input};
 use super::json::Config;
 use super::stored::Stored;
 use super::tensors::{layer_and_part, without_prefixes};
-use crate::error::{Error, Result, Status, fail};
-use crate::format::Tensor;
+use crate::error::{Error, Result, fail};
 use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, EMBEDDING, Halves};
 use crate::format::input::{Access, Input};
 use experts::{ExpertModule, Singles};
@@ -108,6 +107,7 @@ fn pairs(
     }
     let mut pairs = Vec::new();
     let mut singles = Singles::default();
+    let mut tables = HashMap::new();
     let known: BTreeSet<&str> = modules.keys().copied().collect();
     for (module, halves) in modules {
         let is_embedding = EMBEDDING_HALVES
@@ -158,9 +158,8 @@ fn pairs(
             true => pair.transposed()?,
             false => pair,
         };
-        let whole = wholes.iter().find(|(name, ..)| *name == module);
-        if let Some((_, name, tensor)) = whole {
-            check_whole(name, tensor, &pair)?;
+        if [EMBEDDING, "output.weight"].contains(&&*pair.target) {
+            tables.insert(module, [pair.inputs, pair.outputs]);
         }
         match target.rows {
             Rows::One => pairs.push(pair),
@@ -179,11 +178,20 @@ fn pairs(
             }
         }
     }
-    if let Some((_, name, _)) = wholes.iter().find(|(module, ..)| !known.contains(module)) {
-        fail!(
-            Unsupported,
-            "tensor {name}: whole tensors in place of the model's are not supported"
-        );
+    // Beside an adapter of an embedding or head, its matrix is the model's own.
+    for (module, name, tensor) in wholes {
+        match tables.get(module) {
+            Some(dims) if tensor.dims == dims => {}
+            Some(dims) => fail!(
+                ShapeMismatch,
+                "tensor {name} has shape {:?}, but its adapter is for {dims:?}",
+                tensor.dims
+            ),
+            None => fail!(
+                Unsupported,
+                "tensor {name}: whole tensors in place of the model's are not supported"
+            ),
+        }
     }
     for pair in singles.stacked(base.experts.map_or(0, |shape| shape.count)) {
         pairs.push(pair?);
@@ -200,28 +208,6 @@ fn pairs(
         );
     }
     Ok(pairs)
-}
-
-/// Checks that the matrix beside an adapter of an embedding or head, which is the model's own, may be that.
-fn check_whole(name: &str, tensor: &Tensor, pair: &AdapterPair) -> Result<()> {
-    let has_it = [EMBEDDING, "output.weight"].contains(&&*pair.target);
-    if !has_it {
-        fail!(
-            Unsupported,
-            "tensor {name}: whole tensors in place of the model's are not supported"
-        );
-    }
-    if tensor.dims != [pair.inputs, pair.outputs] {
-        return Err(Error::new(
-            Status::ShapeMismatch,
-            format!(
-                "tensor {name} has shape {:?}, but its adapter is for {:?}",
-                tensor.dims,
-                [pair.inputs, pair.outputs]
-            ),
-        ));
-    }
-    Ok(())
 }
 
 /// The module that a tensor belongs to, and which half of its pair it is; neither, if it is the model's own matrix.

@@ -2,6 +2,7 @@
 
 use super::super::encoders::Encoder;
 use super::super::families::{Family, Layout};
+use super::super::latent::parts_of;
 use super::super::rows::Order;
 use super::super::tensors::{TOP, layer_and_part, without_prefixes};
 use crate::error::{Error, Result, Status, fail};
@@ -102,11 +103,9 @@ impl Module {
             }
             _ => Order::Same,
         };
-        let rows = match gguf {
-            "attn_kv_b" if base.architecture != "minicpm3" => Rows::Heads(
-                ["attn_k_b", "attn_v_b"].map(|part| format!("blk.{layer}.{part}.weight")),
-            ),
-            _ => Rows::One,
+        let rows = match parts_of(&base.architecture, gguf) {
+            Some(parts) => Rows::Heads(parts.map(|part| format!("blk.{layer}.{part}.weight"))),
+            None => Rows::One,
         };
         Ok(Module {
             name: format!("blk.{layer}.{gguf}.weight"),
