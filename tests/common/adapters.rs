@@ -31,6 +31,19 @@ pub fn decode(session: &mut Session, count: usize) -> Vec<u32> {
     (0..count).map(|_| session.decode().unwrap()).collect()
 }
 
+/// The tokens of each session in so many steps of a batch.
+pub fn decode_together(sessions: &mut [Session], count: usize) -> Vec<Vec<u32>> {
+    let mut tokens = vec![Vec::new(); sessions.len()];
+    for _ in 0..count {
+        let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+        let chosen = Session::decode_batch(&mut all).unwrap();
+        for (list, token) in tokens.iter_mut().zip(chosen) {
+            list.push(token.unwrap());
+        }
+    }
+    tokens
+}
+
 /// An adapter of the model of a file, of a rank and type, with pairs for every plain matrix that can have one. `size` is that of
 /// the numbers of `B`.
 pub fn random_adapter(

@@ -1,6 +1,6 @@
 //! LoRA adapters on a GPU: against peft, against the CPU, and that sessions with different ones do not see each other.
 
-use crate::common::adapters::{adapted, decode, logits, random_adapter, scaled};
+use crate::common::adapters::{adapted, decode, decode_together, logits, random_adapter, scaled};
 use crate::common::expected::Expected;
 use crate::common::families::FAMILIES;
 use crate::common::repository_file;
@@ -193,14 +193,7 @@ fn batches() {
         let mut alone = make();
         let tokens: Vec<Vec<u32>> = alone.iter_mut().map(|s| decode(s, 8)).collect();
         let mut together = make();
-        let mut of_batches = vec![Vec::new(); count];
-        for _ in 0..8 {
-            let mut all: Vec<&mut Session> = together.iter_mut().collect();
-            let chosen = Session::decode_batch(&mut all).unwrap();
-            for (list, token) in of_batches.iter_mut().zip(chosen) {
-                list.push(token.unwrap());
-            }
-        }
+        let of_batches = decode_together(&mut together, 8);
         assert_eq!(of_batches, tokens, "{count} sessions");
         for (i, (a, b)) in alone.iter_mut().zip(&mut together).enumerate() {
             assert!(bits(a) == bits(b), "{count} sessions, session {i}");

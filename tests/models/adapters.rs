@@ -1,6 +1,6 @@
 //! LoRA adapters on the CPU: against peft, and what they do to sessions.
 
-use crate::common::adapters::{adapted, decode, logits, scaled};
+use crate::common::adapters::{adapted, decode, decode_together, logits, scaled};
 use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::folder::{Folder, Stored, family_path, safetensors, tensors};
@@ -295,15 +295,7 @@ fn different_adapters_share_a_batch_and_each_answers_as_alone() {
     let mut alone = make();
     let tokens: Vec<Vec<u32>> = alone.iter_mut().map(|s| decode(s, 8)).collect();
     let mut together = make();
-    let mut of_batches = vec![Vec::new(); sets.len()];
-    for _ in 0..8 {
-        let mut all: Vec<&mut Session> = together.iter_mut().collect();
-        let chosen = Session::decode_batch(&mut all).unwrap();
-        for (list, token) in of_batches.iter_mut().zip(chosen) {
-            list.push(token.unwrap());
-        }
-    }
-    assert_eq!(of_batches, tokens);
+    assert_eq!(decode_together(&mut together, 8), tokens);
     for (i, (a, b)) in alone.iter_mut().zip(&mut together).enumerate() {
         assert_eq!(bits(a), bits(b), "session {i}");
     }
@@ -759,10 +751,25 @@ impl Files {
 const Q_A: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
 const Q_B: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
 
+/// What is done to a folder, and the status and a part of the message that it leads to.
+pub type Case<'a> = (fn(&mut Files), Status, &'a str);
+
+/// Loads what `make` makes, and checks that each change of it is refused.
+pub fn refused(model: &Arc<Model>, make: fn() -> Files, cases: &[Case<'_>]) {
+    make().load(model).unwrap();
+    for (i, (change, status, part)) in cases.iter().enumerate() {
+        let mut files = make();
+        change(&mut files);
+        let e = files.load(model).err();
+        let e = e.unwrap_or_else(|| panic!("case {i}, {part}: it was loaded"));
+        assert_eq!(e.status, *status, "case {i}: {e}");
+        assert!(e.message.contains(part), "case {i}, {part}: {e}");
+    }
+}
+
 #[test]
 fn what_is_wrong_with_a_folder_is_named() {
-    type Change = fn(&mut Files);
-    let cases: &[(Change, Status, &str)] = &[
+    let cases: &[Case<'_>] = &[
         (
             |f| f.config["peft_type"] = json!("LOHA"),
             Status::Unsupported,
@@ -898,16 +905,7 @@ fn what_is_wrong_with_a_folder_is_named() {
         (|f| resize(f, Q_B, &[64, 3]), Status::ShapeMismatch, Q_B),
         (|f| resize(f, Q_B, &[128]), Status::ShapeMismatch, Q_B),
     ];
-    let model = model("mistral");
-    Files::of("mistral_small").load(&model).unwrap();
-    for (i, (change, status, part)) in cases.iter().enumerate() {
-        let mut files = Files::of("mistral_small");
-        change(&mut files);
-        let e = files.load(&model).err();
-        let e = e.unwrap_or_else(|| panic!("case {i}, {part}: it was loaded"));
-        assert_eq!(e.status, *status, "case {i}: {e}");
-        assert!(e.message.contains(part), "case {i}, {part}: {e}");
-    }
+    refused(&model("mistral"), || Files::of("mistral_small"), cases);
 }
 
 pub fn rename(files: &mut Files, from: &str, to: &str) {

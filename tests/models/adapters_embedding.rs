@@ -1,14 +1,14 @@
 //! LoRA adapters of the token embedding.
 
-use super::adapters::{Files, TOKENS, load_model, model, rename, resize, with};
+use super::adapters::{Case, Files, TOKENS, load_model, model, refused, rename, resize, with};
 use crate::common::TempDir;
-use crate::common::adapters::{decode, logits, scaled};
+use crate::common::adapters::{decode, decode_together, logits, scaled};
 use crate::common::edit::Edited;
 use crate::common::folder::{Stored, family_path};
 use crate::common::states::bits;
 use crate::common::tiny::Random;
 use emberlm::Status;
-use emberlm::engine::{Adapter, Session};
+use emberlm::engine::Adapter;
 use emberlm::format::ModelFile;
 use emberlm::format::adapter::{AdapterFile, BaseShape};
 use emberlm::format::writer::Writer;
@@ -164,13 +164,7 @@ fn sessions_of_a_batch_have_embeddings_of_their_own() {
     let mut alone = make();
     let tokens: Vec<Vec<u32>> = alone.iter_mut().map(|s| decode(s, 5)).collect();
     let mut together = make();
-    for step in 0..5 {
-        let mut all: Vec<&mut Session> = together.iter_mut().collect();
-        let chosen = Session::decode_batch(&mut all).unwrap();
-        for (list, token) in tokens.iter().zip(chosen) {
-            assert_eq!(list[step], token.unwrap());
-        }
-    }
+    assert_eq!(decode_together(&mut together, 5), tokens);
     let mut different: Vec<_> = alone.iter_mut().map(bits).collect();
     let batched: Vec<_> = together.iter_mut().map(bits).collect();
     assert_eq!(different, batched);
@@ -181,12 +175,11 @@ fn sessions_of_a_batch_have_embeddings_of_their_own() {
 
 #[test]
 fn what_is_wrong_with_an_embedding_is_named() {
-    type Change = fn(&mut Files);
     const A: &str = "base_model.model.model.embed_tokens.lora_embedding_A";
     const B: &str = "base_model.model.model.embed_tokens.lora_embedding_B";
     const WHOLE: &str = "base_model.model.model.embed_tokens.base_layer.weight";
     let model = model("mistral");
-    let cases: &[(Change, Status, &str)] = &[
+    let cases: &[Case<'_>] = &[
         (|f| drop(f.tensors.remove(A)), Status::MissingTensor, A),
         (|f| drop(f.tensors.remove(B)), Status::MissingTensor, B),
         (|f| resize(f, WHOLE, &[5, 5]), Status::ShapeMismatch, WHOLE),
@@ -211,8 +204,7 @@ fn what_is_wrong_with_an_embedding_is_named() {
             "model.norm",
         ),
     ];
-    Numbers::of("mistral").folder().load(&model).unwrap();
-    for (i, (change, status, part)) in cases.iter().enumerate() {
+    let halves = || {
         let mut files = Numbers::of("mistral").folder();
         for t in files.tensors.values_mut() {
             // As `resize` has them.
@@ -221,12 +213,9 @@ fn what_is_wrong_with_an_embedding_is_named() {
             t.bytes = halves.flat_map(half).collect();
             t.ty = "F16".to_owned();
         }
-        change(&mut files);
-        let e = files.load(&model).err();
-        let e = e.unwrap_or_else(|| panic!("case {i}, {part}: it was loaded"));
-        assert_eq!(e.status, *status, "case {i}: {e}");
-        assert!(e.message.contains(part), "case {i}, {part}: {e}");
-    }
+        files
+    };
+    refused(&model, halves, cases);
     // Of another vocabulary, in both forms.
     let other = Numbers::of("gpt2");
     let e = other.folder().load(&model).err().unwrap();

@@ -1,13 +1,15 @@
 //! LoRA adapters of routers, of experts that these choose, and of heads of latent attention.
 
-use super::adapters::{Files, TOKENS, load_model, model, rename, resize, same_as_merged, with};
-use crate::common::adapters::{decode, random_adapter_of_all, scaled};
+use super::adapters::{
+    Case, Files, TOKENS, load_model, model, refused, rename, resize, same_as_merged, with,
+};
+use crate::common::adapters::{decode, decode_together, random_adapter_of_all, scaled};
 use crate::common::folder::{Stored, family_path};
 use crate::common::states::bits;
 use crate::common::{TempDir, cpu};
 use emberlm::backend::LoadOptions;
 use emberlm::engine::speculate::DraftOptions;
-use emberlm::engine::{Adapter, Model, Session};
+use emberlm::engine::{Adapter, Model};
 use emberlm::format::writer::Writer;
 use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
@@ -314,15 +316,7 @@ fn adapters_of_experts_are_exact_in_batches_and_in_pieces() {
 
         let tokens: Vec<Vec<u32>> = alone.iter_mut().map(|s| decode(s, 6)).collect();
         let mut together = make();
-        let mut of_batches = vec![Vec::new(); sets.len()];
-        for _ in 0..6 {
-            let mut all: Vec<&mut Session> = together.iter_mut().collect();
-            let chosen = Session::decode_batch(&mut all).unwrap();
-            for (list, token) in of_batches.iter_mut().zip(chosen) {
-                list.push(token.unwrap());
-            }
-        }
-        assert_eq!(of_batches, tokens, "{family}");
+        assert_eq!(decode_together(&mut together, 6), tokens, "{family}");
         for (i, (a, b)) in alone.iter_mut().zip(&mut together).enumerate() {
             assert_eq!(bits(a), bits(b), "{family}, session {i}");
         }
@@ -353,20 +347,8 @@ const B: &str = "base_model.model.model.layers.0.mlp.experts.lora_B.weight";
 
 #[test]
 fn what_is_wrong_with_experts_is_named() {
-    type Change = fn(&mut Files);
-    let refused = |make: fn() -> Files, cases: &[(Change, Status, &str)]| {
-        let model = model("mixtral");
-        make().load(&model).unwrap();
-        for (i, (change, status, part)) in cases.iter().enumerate() {
-            let mut files = make();
-            change(&mut files);
-            let e = files.load(&model).err();
-            let e = e.unwrap_or_else(|| panic!("case {i}, {part}: it was loaded"));
-            assert_eq!(e.status, *status, "case {i}: {e}");
-            assert!(e.message.contains(part), "case {i}, {part}: {e}");
-        }
-    };
-    let together: &[(Change, Status, &str)] = &[
+    let mixtral = model("mixtral");
+    let together: &[Case<'_>] = &[
         (|f| drop(f.tensors.remove(A)), Status::MissingTensor, A),
         (|f| drop(f.tensors.remove(B)), Status::MissingTensor, B),
         (
@@ -425,9 +407,9 @@ fn what_is_wrong_with_experts_is_named() {
             "blk.7.ffn",
         ),
     ];
-    refused(|| Files::of("mixtral"), together);
+    refused(&mixtral, || Files::of("mixtral"), together);
     const W2: &str = "base_model.model.model.layers.0.block_sparse_moe.experts.4.w2.lora_A.weight";
-    let single: &[(Change, Status, &str)] = &[
+    let single: &[Case<'_>] = &[
         (|f| drop(f.tensors.remove(W2)), Status::MissingTensor, W2),
         (
             |f| rename(f, "experts.4.", "experts.5."),
@@ -468,7 +450,7 @@ fn what_is_wrong_with_experts_is_named() {
             "experts.4.w2",
         ),
     ];
-    refused(one_by_one, single);
+    refused(&mixtral, one_by_one, single);
     // A layer without experts, and a model without any.
     let deepseek = load_model(&family_path("deepseek_v3").join("model.gguf"));
     let mut files = Files::of("deepseek_v3");

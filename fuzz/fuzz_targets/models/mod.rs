@@ -5,6 +5,9 @@ use emberlm::engine::{Model, device};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[path = "../../../tests/common/xz.rs"]
+mod xz;
+
 /// A file or folder of the repository.
 #[allow(dead_code)]
 pub fn repository(path: &str) -> PathBuf {
@@ -15,10 +18,7 @@ pub fn repository(path: &str) -> PathBuf {
 #[allow(dead_code)]
 pub fn unpacked(folder: &str) -> PathBuf {
     let packed = std::fs::read(repository(folder).join("weights.xz")).expect("packed weights");
-    let mut all = Vec::new();
-    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut all).expect("weights");
-    let (length, files) = all.split_first_chunk().expect("a length");
-    let gguf = &files[..u64::from_le_bytes(*length) as usize];
+    let (gguf, _) = xz::weights(&packed);
     let path = std::env::temp_dir().join(format!("emberlm-fuzz-model-{}", std::process::id()));
     std::fs::write(&path, gguf).expect("a temporary file");
     path
