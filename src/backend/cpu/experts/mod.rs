@@ -288,37 +288,34 @@ enum Which {
 }
 
 impl<'a> Expert<'a> {
-    /// The matrix that one of the expert's is in, and its first row there. Only those with a gate have [`Which::Up`].
+    /// The product that one of the expert's matrices is of, and its first row among the expert's own there. Only those with a gate have
+    /// [`Which::Up`].
+    fn own(&self, which: Which) -> Option<(&'a Product, usize)> {
+        let p = self.products;
+        match which {
+            Which::First => Some((&p.first, 0)),
+            Which::Up => Some((p.up.as_ref()?, if p.fused { p.n_ff } else { 0 })),
+            Which::Down => Some((&p.down, 0)),
+        }
+    }
+
+    /// The same, and its first row among those of all experts.
     fn product(&self, which: Which) -> Option<(&'a Product, usize)> {
         let p = self.products;
         let each = if p.fused { 2 * p.n_ff } else { p.n_ff };
         let experts = p.first.matrix.rows() / each;
-        match which {
-            Which::First => Some((&p.first, self.index * each)),
-            Which::Up => {
-                let first = self.index * each + (each - p.n_ff);
-                p.up.as_ref().map(|up| (up, first))
-            }
-            Which::Down => {
-                let each = p.down.matrix.rows() / experts;
-                Some((&p.down, self.index * each))
-            }
-        }
+        let (product, first) = self.own(which)?;
+        let each = product.matrix.rows() / experts;
+        Some((product, self.index * each + first))
     }
 
     /// What adapters have for one of the expert's matrices: the product and the matrix of its tensor, and the first of its rows there.
     fn adapted(&self, which: Which) -> Option<(StackProduct<'a>, usize)> {
-        let p = self.products;
-        let (product, index, first) = match which {
-            Which::First => (&p.first, 0, 0),
-            Which::Up => (p.up.as_ref()?, 1, if p.fused { p.n_ff } else { 0 }),
-            Which::Down => (&p.down, 0, 0),
-        };
-        let matrix = self.index;
+        let (product, first) = self.own(which)?;
         let product = StackProduct {
-            index,
+            index: usize::from(matches!(which, Which::Up)),
             product,
-            matrix,
+            matrix: self.index,
         };
         Some((product, first))
     }
