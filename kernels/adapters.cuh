@@ -45,6 +45,10 @@ __device__ __forceinline__ void eight_numbers(const uint8_t* p, uint64_t i, uint
     v[0] = x.x; v[1] = x.y; v[2] = y.x; v[3] = y.y;
     v[4] = z.x; v[5] = z.y; v[6] = w.x; v[7] = w.y;
 }
+__device__ __forceinline__ float one_number(const uint8_t* p, uint64_t i, uint32_t type) {
+    if (type == ADAPTER_F32) return ((const float*)p)[i];
+    return two_numbers(((const uint16_t*)p)[i], type).x;
+}
 __device__ __forceinline__ const uint8_t* number_at(const uint8_t* p, uint64_t i, uint32_t type) { return p + i * (type == ADAPTER_F32 ? 4 : 2); }
 
 // Eight elements of an input as int8.

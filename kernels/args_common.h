@@ -226,6 +226,9 @@ struct EmbedArgs {
     float* out;
     uint32_t groups;
     float scale;
+    // 1 + where the embedding's pairs are among those of linear layers; 0: adapters add nothing.
+    uint32_t adapted;
+    uint32_t padding;
 };
 
 struct NormArgs {
@@ -654,7 +657,7 @@ static_assert(sizeof(DraftsArgs) == 8);
 static_assert(sizeof(KvLayout) == 40);
 static_assert(sizeof(RepackArgs) == 88);
 static_assert(sizeof(UnpackArgs) == 64);
-static_assert(sizeof(EmbedArgs) == 96);
+static_assert(sizeof(EmbedArgs) == 104);
 static_assert(sizeof(LayerInputsArgs) == 88);
 static_assert(sizeof(NormArgs) == 24);
 static_assert(sizeof(QuantizeInputArgs) == 136);

@@ -1,8 +1,33 @@
 // Token embedding: one row of the embedding matrix, decoded to f32, scaled, and where positions are
-// learned or tokens have kinds, with one row of their matrices added. And what layers get of a token beside it.
+// learned or tokens have kinds, with one row of their matrices added. Adapters add to it before it is scaled. And what layers get of a token
+// beside it.
 #include "args_common.h"
+#include "adapters.cuh"
 #include "blocks.cuh"
 #include "norm.cuh"
+
+// Adds what a session's adapters have for a group of a token's embedding. A pair has a row of `rank` numbers for each token in `a`, and
+// `rank` rows of the embedding's width in `b`.
+__device__ __forceinline__ void adapt_group(const Session& s, uint32_t linear, uint32_t token, uint32_t group, uint32_t groups, float (&sum)[32]) {
+    const AdapterPair* pairs = pairs_of(s, linear);
+    for (uint32_t u = 0; u < s.adapter_uses; u++) {
+        const AdapterPair pair = pairs[u];
+        float all[32] = {};
+        for (uint32_t k = 0; k < pair.rank; k++) {
+            const float t = one_number(pair.a, (uint64_t)token * pair.rank + k, pair.a_type);
+#pragma unroll
+            for (int eight = 0; eight < 4; eight++) {
+                float w[8];
+                eight_numbers(pair.b, ((uint64_t)k * groups + group) * 32 + eight * 8, pair.b_type, w);
+#pragma unroll
+                for (int j = 0; j < 8; j++) all[eight * 8 + j] = __fmaf_rn(w[j], t, all[eight * 8 + j]);
+            }
+        }
+        if (pair.rank == 0) continue;
+#pragma unroll
+        for (int j = 0; j < 32; j++) sum[j] = __fmaf_rn(pair.scale, all[j], sum[j]);
+    }
+}
 
 // Grid (groups / 128 rounded up, count); one thread a group.
 extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ EmbedArgs a) {
@@ -26,8 +51,12 @@ extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ 
             float v[32];
             group_values<T>(r, g, n, v);
 #pragma unroll
-            for (int j = 0; j < 32; j++) sum[j] = part ? __fadd_rn(sum[j], v[j]) : __fmul_rn(v[j], a.scale);
+            for (int j = 0; j < 32; j++) sum[j] = part ? __fadd_rn(sum[j], v[j]) : v[j];
         });
+        if (part > 0) continue;
+        if (a.adapted && s->adapters) adapt_group(*s, a.adapted - 1, row, group, a.groups, sum);
+#pragma unroll
+        for (int j = 0; j < 32; j++) sum[j] = __fmul_rn(sum[j], a.scale);
     }
     float4* to = (float4*)(a.out + ((uint64_t)i * a.groups + group) * 32);
 #pragma unroll

@@ -44,8 +44,8 @@ pub fn decode_together(sessions: &mut [Session], count: usize) -> Vec<Vec<u32>> 
     tokens
 }
 
-/// An adapter of the model of a file, of a rank and type, with pairs for every plain matrix that can have one. `size` is that of
-/// the numbers of `B`.
+/// An adapter of the model of a file, of a rank and type, with pairs for the token embedding and every plain matrix that can have one on
+/// any device. `size` is that of the numbers of `B`.
 pub fn random_adapter(
     model: &Arc<Model>,
     path: &Path,
@@ -65,6 +65,10 @@ pub fn random_adapter_of_all(
     adapter_of(model, path, which, size, 3)
 }
 
+const EMBEDDING: &str = "token_embd.weight";
+/// Parts of names of matrices whose adapters a GPU refuses: routers, and those of latent attention's heads.
+const ON_CPU_ALONE: [&str; 2] = [".ffn_gate_inp.", ".attn_kv_b."];
+
 fn adapter_of(
     model: &Arc<Model>,
     path: &Path,
@@ -77,9 +81,10 @@ fn adapter_of(
         .filter(|(_, t)| (2..=dims).contains(&t.dims.len()) && t.rows() > 1)
         .filter(|(name, _)| name.starts_with("blk."))
         .map(|(name, _)| &**name)
+        .filter(|name| dims > 2 || !ON_CPU_ALONE.iter().any(|part| name.contains(part)))
         .collect();
     names.sort_unstable();
-    names.push("output.weight");
+    names.extend(["output.weight", EMBEDDING]);
     let dir = TempDir::new("random-adapter");
     loop {
         let mut writer = Writer::new();
@@ -99,6 +104,12 @@ fn adapter_of(
             let stack = &tensor.dims[2..];
             let dims = |pair: [usize; 2]| [&pair, stack].concat();
             let (inputs, outputs) = (tensor.dims[0], tensor.dims[1]);
+            if *name == EMBEDDING {
+                // A row for each token, and one for each column.
+                writer.tensor(&a, ty, &[rank, outputs]).unwrap();
+                writer.tensor(&b, ty, &[rank, inputs]).unwrap();
+                continue;
+            }
             writer.tensor(&a, ty, &dims([inputs, rank])).unwrap();
             writer.tensor(&b, ty, &dims([rank, outputs])).unwrap();
         }

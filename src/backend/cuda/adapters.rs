@@ -13,7 +13,7 @@ use super::walk::Span;
 use crate::backend::row::Front;
 use crate::error::{Result, fail, try_vec};
 use crate::format::TensorId;
-use crate::model::{Adapter, AdapterSet, Floats, Linear, LowRank, MatrixCut};
+use crate::model::{Adapter, AdapterSet, EmbeddingPair, Floats, Linear, LowRank, MatrixCut};
 use crate::quant::TensorType;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -161,9 +161,27 @@ struct DevicePair {
     scale: f32,
 }
 
+impl DevicePair {
+    /// With a session's scale, and where its part of a thin row begins.
+    fn used(&self, scale: f32, at: u32) -> args::AdapterPair {
+        args::AdapterPair {
+            a: self.a,
+            b: self.b,
+            rank: self.rank,
+            at,
+            a_type: self.a_type,
+            b_type: self.b_type,
+            scale: scale * self.scale,
+            padding: 0,
+        }
+    }
+}
+
 /// An adapter on a device, as far as the network or its part there has linear layers for it.
 pub struct DeviceAdapter {
     pairs: HashMap<TensorId, DevicePair>,
+    /// For the token embedding: `A` has a row for each token, and `B` one for each rank.
+    embedding: Option<DevicePair>,
     max_rank: usize,
     numbers: Buffer,
 }
@@ -219,13 +237,6 @@ impl DeviceAdapter {
     /// device.
     pub fn take(context: &Arc<Context>, plan: &Plan, adapter: &Adapter) -> Result<DeviceAdapter> {
         let what = "an adapter";
-        if let (Some(pair), Front::Embeddings) = (&adapter.embedding, plan.ends.0) {
-            fail!(
-                Unsupported,
-                "tensor {}: it is for the token embedding, which can have adapters on a CPU, but not on a GPU",
-                pair.name
-            );
-        }
         for (id, what) in &plan.not_adaptable {
             if let Some(pair) = adapter.pairs.get(id) {
                 fail!(Unsupported, "tensor {}: it is for {what}", pair.name);
@@ -250,6 +261,17 @@ impl DeviceAdapter {
             let (row, b) = device_bytes(pair, cut);
             for part in [row * pair.rank, b] {
                 bytes += part.next_multiple_of(ALIGNMENT);
+            }
+        }
+        let embeds = plan.ends.0 == Front::Embeddings;
+        let of_embedding = adapter.embedding.as_ref().filter(|_| embeds);
+        let of_embedding = match of_embedding {
+            Some(pair) => Some((pair, EmbeddingNumbers::of(plan, pair)?)),
+            None => None,
+        };
+        if let Some((_, halves)) = &of_embedding {
+            for half in [&halves.a, &halves.b] {
+                bytes += half.len().next_multiple_of(ALIGNMENT);
             }
         }
         let numbers = Buffer::new(context, bytes, what)?;
@@ -292,8 +314,24 @@ impl DeviceAdapter {
             at += b.len().next_multiple_of(ALIGNMENT);
             pairs.insert(cut.whole, device);
         }
+        let mut embedding = None;
+        if let Some((pair, halves)) = of_embedding {
+            numbers.write(at, &halves.a)?;
+            let a = numbers.address() + at as u64;
+            at += halves.a.len().next_multiple_of(ALIGNMENT);
+            numbers.write(at, &halves.b)?;
+            embedding = Some(DevicePair {
+                a,
+                b: numbers.address() + at as u64,
+                a_type: type_number(pair.of_tokens.ty()),
+                b_type: type_number(pair.rows.ty()),
+                rank: pair.rank as u32,
+                scale: pair.scale,
+            });
+        }
         Ok(DeviceAdapter {
             pairs,
+            embedding,
             max_rank: adapter.max_rank,
             numbers,
         })
@@ -313,6 +351,46 @@ impl DeviceAdapter {
             None => fail!(Internal, "an adapter that was not taken to the device"),
         }
     }
+}
+
+/// A pair for the token embedding as it is on the device.
+struct EmbeddingNumbers {
+    /// `[vocabulary][rank]`.
+    a: Vec<u8>,
+    /// `[rank][groups * 32]`, zeros behind the width of the network.
+    b: Vec<u8>,
+}
+
+impl EmbeddingNumbers {
+    fn of(plan: &Plan, pair: &EmbeddingPair) -> Result<EmbeddingNumbers> {
+        let a = bytes_of(&pair.of_tokens)?;
+        let rows = bytes_of(&pair.rows)?;
+        let length = rows.len() / pair.rank;
+        let row = plan.embedding.groups as usize * 32 * pair.rows.ty().block_bytes();
+        let mut b = try_vec(row * pair.rank, 0u8, "an adapter")?;
+        for (to, from) in b.chunks_exact_mut(row).zip(rows.chunks_exact(length)) {
+            to[..length].copy_from_slice(from);
+        }
+        Ok(EmbeddingNumbers { a, b })
+    }
+}
+
+/// Numbers one after the other.
+fn bytes_of(floats: &Floats) -> Result<Vec<u8>> {
+    let mut all = try_vec(floats.bytes(), 0u8, "an adapter")?;
+    let to = all.chunks_exact_mut(floats.ty().block_bytes());
+    match floats {
+        Floats::F32(from) => to
+            .zip(from)
+            .for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes())),
+        Floats::F16(from) => to
+            .zip(from)
+            .for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes())),
+        Floats::BF16(from) => to
+            .zip(from)
+            .for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes())),
+    }
+    Ok(all)
 }
 
 /// The first of some adapters that adds to a matrix.
@@ -374,7 +452,8 @@ impl SessionAdapters {
     ) -> Result<SessionAdapters> {
         let what = "the adapters of a session";
         let room = Room::of(&set);
-        let n = plan.linears.len();
+        // Behind those of linear layers are the embedding's.
+        let n = plan.linears.len() + 1;
         let pair = size_of::<args::AdapterPair>();
         let most = plan.linears.iter().map(|l| l.place + 1).max().unwrap_or(1);
         let thin_stride = most as usize * room.ranks;
@@ -424,16 +503,12 @@ impl SessionAdapters {
                 let Some(pair) = device.pairs.get(&linear.cut.whole) else {
                     continue;
                 };
-                pairs[i] = args::AdapterPair {
-                    a: pair.a,
-                    b: pair.b,
-                    rank: pair.rank,
-                    at: linear.place * room.ranks as u32 + before,
-                    a_type: pair.a_type,
-                    b_type: pair.b_type,
-                    scale: used.scale * pair.scale,
-                    padding: 0,
-                };
+                let at = linear.place * room.ranks as u32 + before;
+                pairs[i] = pair.used(used.scale, at);
+            }
+            if let Some(pair) = &device.embedding {
+                let own = plan.linears.len() * room.uses + i;
+                self.table[own] = pair.used(used.scale, 0);
             }
             before += ranks(device.max_rank) as u32;
         }
@@ -538,6 +613,18 @@ pub(super) struct Adaptation {
 }
 
 impl Evaluation<'_> {
+    /// The arguments that embed tokens of the sessions, but for those of the rows.
+    pub(super) fn embed(&self) -> args::Embed {
+        args::Embed {
+            sessions: self.sessions,
+            adapted: match self.adapters {
+                Adapters::None => 0,
+                Adapters::One(_) | Adapters::Any => 1 + self.plan.linears.len() as u32,
+            },
+            ..self.plan.embed()
+        }
+    }
+
     /// What is launched for `rows` rows of a product; none where adapters add nothing.
     pub(super) fn adaptation(
         &self,

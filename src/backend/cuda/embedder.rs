@@ -487,12 +487,11 @@ impl CudaEmbedder {
             ..places.texts
         };
         let embed = args::Embed {
-            sessions: eval.sessions,
             tokens: chunk.tokens,
             text_positions: texts.positions,
             text_kinds: texts.kinds,
             out: chunk.rows.residual.address,
-            ..eval.plan.embed()
+            ..eval.embed()
         };
         // SAFETY: addresses of the weights, which `run` keeps on the device, and of this memory.
         unsafe { eval.kernels.embed(&self.stream, &embed, rows)? };

@@ -251,10 +251,9 @@ impl PrefillBuffers {
             ),
         };
         let embed = || args::Embed {
-            sessions: eval.sessions,
             tokens: at.tokens,
             out: at.rows.residual.address,
-            ..eval.plan.embed()
+            ..eval.embed()
         };
         // SAFETY: `tokens` is read before the call returns, as it is not pinned, and there is room for a
         // chunk; the residual stream stays as it is until the stream is idle, for which the caller waits; the addresses are of the *weights*, the *sessions* and the *workspace*, by the caller's

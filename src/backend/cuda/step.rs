@@ -530,9 +530,8 @@ impl StepOperations<'_> {
         let (e, at) = (&self.eval, self.buffers.at());
         let plan = e.plan;
         let embed = args::Embed {
-            sessions: e.sessions,
             out: at.rows.residual.address,
-            ..plan.embed()
+            ..e.embed()
         };
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe { e.kernels.embed(e.stream, &embed, self.batch)? };

@@ -256,6 +256,9 @@ pub struct Embed {
     pub out: Ptr<f32>,
     pub groups: u32,
     pub scale: f32,
+    /// 1 + where the embedding's pairs are among those of linear layers; 0: adapters add nothing.
+    pub adapted: u32,
+    pub padding: u32,
 }
 
 /// `LayerInputsArgs`.
@@ -775,7 +778,7 @@ const _: () = {
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 88);
     assert!(size_of::<Unpack>() == 64);
-    assert!(size_of::<Embed>() == 96);
+    assert!(size_of::<Embed>() == 104);
     assert!(size_of::<LayerInputs>() == 88);
     assert!(size_of::<Norm>() == 24);
     assert!(size_of::<QuantizeInput>() == 136);
