@@ -199,7 +199,8 @@ struct UnpackArgs {
     const uint32_t* starts;
     // 0: rows of `out` follow each other; 1, 2: every other GATED_ROWS rows of `out` take them, the even or the odd ones.
     uint32_t spread;
-    uint32_t padding;
+    // The kernel in front of it is still at work, which has begun behind all that read `out`.
+    uint32_t beside;
 };
 
 // `Table` of `EmbedArgs`.

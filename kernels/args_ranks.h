@@ -6,12 +6,15 @@
 // Most GPUs of a group.
 constexpr size_t MAX_RANKS = 8;
 
-// Most blocks of a sum.
-constexpr uint32_t MAX_SUM_BLOCKS = 128;
+// Most pieces of a sum.
+constexpr uint32_t MAX_SUM_PIECES = 128;
+
+// Flags of a meeting: of pieces, and some others.
+constexpr uint32_t SUM_FLAGS = 136;
 
 // What all kernels need that meet.
 struct MeetingArgs {
-    // Of each rank: `[2][MAX_RANKS][MAX_SUM_BLOCKS + 1]` u64 in its memory.
+    // Of each rank: `[2][MAX_RANKS][SUM_FLAGS]` u64 in its memory.
     uint64_t flags[MAX_RANKS];
     // The number of this launch, the same on all ranks, below 2^48.
     const uint64_t* launch;
@@ -45,32 +48,20 @@ struct RankSumArgs {
     uint32_t len;
     uint32_t x_stride;
     uint32_t stride;
-    // Of one row: products have stored it with tags already.
-    uint32_t is_sent;
+    uint32_t pieces;
 };
 
-// A row that is added up from what all ranks have, or one that goes to them.
+// A row that is added up over all ranks, and how they meet for that.
 struct LinkedRow {
     MeetingArgs meeting;
     // Of each rank: `[2][n_ranks][tagged_capacity]` pairs of an f32 and a tag.
     uint64_t tagged[MAX_RANKS];
-    // `[len]`: what is added to the sum; NULL: nothing is added up.
-    const float* base;
-    // `[len]`: where the sum is kept, which is neither `base` nor `parts`.
-    float* sum;
-    // `[len]` what this rank has; or `[n_ranks][len]` what all have.
-    const float* parts;
     uint32_t tagged_capacity;
-    // Which of the two.
-    uint32_t gathered;
-    // The product's output goes to the others with tags.
-    uint32_t sends;
     uint32_t padding;
 };
 
-// A product of one row whose input or output is a linked row.
+// A plain product of one row whose output is added up over all ranks: out = residual + sum.
 struct LinkedProductArgs {
-    // `norm` is that of the sum.
     ProductArgs product;
     LinkedRow row;
 };
@@ -126,8 +117,8 @@ struct RankPlaceArgs {
 
 static_assert(sizeof(MeetingArgs) == 104);
 static_assert(sizeof(RankSumArgs) == 288);
-static_assert(sizeof(LinkedRow) == 208);
-static_assert(sizeof(LinkedProductArgs) == 560);
+static_assert(sizeof(LinkedRow) == 176);
+static_assert(sizeof(LinkedProductArgs) == 528);
 static_assert(sizeof(RankLogitsArgs) == 136);
 static_assert(sizeof(RankPackArgs) == 32);
 static_assert(sizeof(RankAddArgs) == 40);

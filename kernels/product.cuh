@@ -131,51 +131,6 @@ template <class Asked> __device__ __forceinline__ void take_sum(const ProductArg
     input.take_either(sum, a.norm);
 }
 
-// The residual stream with what all ranks have to add to it, in the order of the ranks, which each block adds up for itself; the
-// first one keeps the sum. `asked` is called when this rank's own have been asked for.
-template <class Asked> __device__ __forceinline__ void take_ranks(const ProductArgs& product, const LinkedRow& a, const Input& input, float* scratch, Asked asked) {
-    constexpr int AT_ONCE = 1;
-    const uint32_t width = input.groups * 32;
-    const MeetingArgs& m = a.meeting;
-    const NormArgs& norm = product.norm;
-    NormRow row;
-    const TaggedRow tagged{a.tagged, a.tagged_capacity, m.n_ranks, m.index, a.gathered ? 0 : tag_of(m)};
-    wait_for_producers();
-    row.load(a.base, width);
-    asked();
-#pragma unroll
-    for (int first = 0; first < 4; first += AT_ONCE) {
-        const auto place = [&](int i) { return row.place(first + i); };
-        if (place(0) - threadIdx.x * 4 >= width) break;
-        const auto part = [&](uint32_t rank, int i) {
-            return place(i) < width ? __ldcg((const float4*)(a.parts + (a.gathered ? rank * width : 0) + place(i))) : make_float4(0, 0, 0, 0);
-        };
-        float4 own[AT_ONCE], sum[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) own[i] = part(m.rank, i);
-        for (uint32_t rank = 0; rank < m.n_ranks; rank++) {
-            float4 v[AT_ONCE];
-            if (rank != m.rank && !a.gathered) tagged.take(m, rank, place, width, v);
-            else
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; i++) v[i] = rank == m.rank ? own[i] : part(rank, i);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) sum[i] = rank == 0 ? v[i] : plus(sum[i], v[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            if (place(i) >= width) continue;
-            row.v[first + i] = plus(row.v[first + i], sum[i]);
-            if (blockIdx.x == 0) *(float4*)(a.sum + place(i)) = row.v[first + i];
-        }
-    }
-    if (norm.weight) {
-        row.load_weights(norm, width);
-        row.sum(norm, width, product.inverse_len, scratch);
-    }
-    input.take_either(row, norm);
-}
-
 // What adapters add to a product of one row, in the block that has its input in shared memory. The parts of A x are shared by
 // the warps of all blocks, which hand them over in global memory.
 //
@@ -489,9 +444,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
     // What is asked for first comes first, and the next block of a product begins when the one before has ended: so the input
     // goes before the weights. Only attention leaves time for some.
     constexpr uint32_t EARLY = 1;
-    if (LINKED && linked->base) {
-        take_ranks(a, *linked, input, scratch, [&] { fill(STAGES); });
-    } else if (SUMMED && summed->added.base) {
+    if (SUMMED && summed->added.base) {
         take_sum(a, summed->added, input, scratch, [&] { fill(STAGES); });
     } else if (a.norm.weight) {
         NormRow norm;
@@ -515,6 +468,8 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
     // The first rows' residual is asked for before it is needed.
     const float* residuals = a.residual + p.out_offset;
     float residual = a.residual && threadIdx.x < rows ? __ldcg(residuals + share.place(threadIdx.x)) : 0.0f;
+    uint32_t tag = 0;
+    if constexpr (LINKED) tag = tag_of(linked->meeting);
     __syncthreads();
 
     release_dependents();
@@ -594,24 +549,39 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
         if constexpr (ADAPTED) return sums[half * rows + i];
         return sum(half, i);
     };
-    for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
-        float v = whole(0, i);
-        const uint32_t row = share.place(i);
-        const float r = !a.residual ? 0.0f : i < WARPS * 32 ? residual : __ldcg(residuals + row);
-        if (a.finish == PLAIN) {
-            if (!ADAPTED && a.residual) v = __fadd_rn(v, r);
-        } else {
-            v = a.finish == GATE ? gated(a.activation, v, whole(1, i)) : activated(a.activation, v);
-            if (a.finish == WEIGH) v = __fmul_rn(v, r);
+    if constexpr (LINKED) {
+        // All outputs are on their way before the first one of another rank is waited for. They take the place of the sums of the
+        // first slice; each is read and written by the same thread.
+        const MeetingArgs& m = linked->meeting;
+        const TaggedRow tagged{linked->tagged, linked->tagged_capacity, m.n_ranks, m.index, tag};
+        for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
+            const float v = sums[i] = sum(0, i);
+            for (uint32_t peer = 0; peer < m.n_ranks; peer++)
+                if (peer != m.rank) tagged.send(peer, m.rank, p.out_offset + share.place(i), v);
         }
-        a.out[p.out_offset + row] = v;
-        if constexpr (LINKED)
-            if (linked->sends) {
-                const MeetingArgs& m = linked->meeting;
-                const TaggedRow to{linked->tagged, linked->tagged_capacity, m.n_ranks, m.index, tag_of(m)};
-                for (uint32_t peer = 0; peer < m.n_ranks; peer++)
-                    if (peer != m.rank) to.send(peer, m.rank, p.out_offset + row, v);
+        for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
+            const uint32_t row = share.place(i);
+            float all = sums[i];
+            for (uint32_t rank = 0; rank < m.n_ranks; rank++) {
+                const float v = rank == m.rank ? sums[i] : tagged.take(m, rank, p.out_offset + row);
+                all = rank == 0 ? v : __fadd_rn(all, v);
             }
+            if (a.residual) all = __fadd_rn(i < WARPS * 32 ? residual : __ldcg(residuals + row), all);
+            a.out[p.out_offset + row] = all;
+        }
+    } else {
+        for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
+            float v = whole(0, i);
+            const uint32_t row = share.place(i);
+            const float r = !a.residual ? 0.0f : i < WARPS * 32 ? residual : __ldcg(residuals + row);
+            if (a.finish == PLAIN) {
+                if (!ADAPTED && a.residual) v = __fadd_rn(v, r);
+            } else {
+                v = a.finish == GATE ? gated(a.activation, v, whole(1, i)) : activated(a.activation, v);
+                if (a.finish == WEIGH) v = __fmul_rn(v, r);
+            }
+            a.out[p.out_offset + row] = v;
+        }
     }
 }
 
@@ -635,7 +605,7 @@ __device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted
 #endif
 
 // Kernel names: product_<types>, product_spread_<types> for parts that are spread, and the same with adapted_ before the types, or with
-// summed_ for inputs that are added up first, linked_ for outputs that go to other ranks and inputs that come from them. These and the
+// summed_ for inputs that are added up first, linked_ for plain outputs that are added up over all ranks. These and the
 // adapted ones leave room for another block's registers. What only some networks need is in kernels of its own, because registers and instructions cost all.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define PRODUCT_ONE(name, types, spread)                                                                   \

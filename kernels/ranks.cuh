@@ -8,6 +8,11 @@
 #if !defined(EMULATED)
 
 // Pairs of an f32 and a tag, which another GPU may read or write meanwhile: each pair as a whole.
+__device__ __forceinline__ uint2 load_pair(uint64_t at) {
+    uint2 v;
+    asm volatile("ld.volatile.global.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+    return v;
+}
 __device__ __forceinline__ uint4 load_pairs(uint64_t at) {
     uint4 v;
     asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
@@ -32,16 +37,24 @@ __device__ __forceinline__ float4 plus(float4 a, float4 b) {
     return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
-// Nobody waits for ever, and behind a meeting that failed nobody waits at all.
+// Nobody waits for ever, and behind a meeting that failed nobody waits at all. Whether one has is looked up rarely: that is in memory of
+// the host, and thousands of threads that ask for it make all others wait.
 struct Patience {
-    uint64_t since = 0;
+    static constexpr uint64_t PAUSE = 2000000;  // ns
+    uint64_t since = 0, next = 0;
     uint32_t turn = 0;
 
     __device__ __forceinline__ bool goes_on(const MeetingArgs& m, uint32_t peer) {
         if (++turn % 64) return true;
+        const uint64_t now = now_ns();
+        if (since && now < next) return true;
+        next = now + min(PAUSE, m.patience);
+        if (!since) {
+            since = now;
+            return true;
+        }
         if (*(volatile uint32_t*)m.failed) return false;
-        if (!since) since = now_ns();
-        if (now_ns() - since <= m.patience) return true;
+        if (now - since <= m.patience) return true;
         *(volatile uint32_t*)m.failed = 1 + peer;
         return false;
     }
@@ -70,23 +83,23 @@ struct TaggedRow {
         store_pairs(at, v.x, v.y, tag);
         store_pairs(at + 16, v.z, v.w, tag);
     }
-    // Waits for N times four elements, from place(i) on, that rank `from` has stored here. What lies behind `len` is not looked at.
-    template <int N, class At> __device__ __forceinline__ void take(const MeetingArgs& m, uint32_t from, At at, uint32_t len, float4 (&v)[N]) const {
-        uint4 p[N], q[N];
+    // Waits for element i, or four from there on, that rank `from` has stored here.
+    __device__ __forceinline__ float take(const MeetingArgs& m, uint32_t from, uint32_t i) const {
+        const uint64_t here = place(m.rank, from, i);
         Patience patience;
-        bool is_there;
+        uint2 p;
+        do p = load_pair(here);
+        while (p.y != tag && patience.goes_on(m, from));
+        return __uint_as_float(p.x);
+    }
+    __device__ __forceinline__ float4 take_four(const MeetingArgs& m, uint32_t from, uint32_t i) const {
+        const uint64_t here = place(m.rank, from, i);
+        Patience patience;
+        uint4 p, q;
         do {
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                const uint64_t here = place(m.rank, from, at(i) < len ? at(i) : 0);
-                p[i] = load_pairs(here);
-                q[i] = load_pairs(here + 16);
-            }
-            is_there = true;
-#pragma unroll
-            for (int i = 0; i < N; i++) is_there = is_there && p[i].y == tag && p[i].w == tag && q[i].y == tag && q[i].w == tag;
-        } while (!is_there && patience.goes_on(m, from));
-#pragma unroll
-        for (int i = 0; i < N; i++) v[i] = make_float4(__uint_as_float(p[i].x), __uint_as_float(p[i].z), __uint_as_float(q[i].x), __uint_as_float(q[i].z));
+            p = load_pairs(here);
+            q = load_pairs(here + 16);
+        } while ((p.y != tag || p.w != tag || q.y != tag || q.w != tag) && patience.goes_on(m, from));
+        return make_float4(__uint_as_float(p.x), __uint_as_float(p.z), __uint_as_float(q.x), __uint_as_float(q.z));
     }
 };

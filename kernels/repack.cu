@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
     const uint32_t k_tiles = tiles_of(a.groups, 2), per_row = 2 * k_tiles, lane = threadIdx.x & 31;
     const UnpackPlace at(per_row);
     // What is there may be in use, until the kernels before have ended.
-    wait_for_producers();
+    if (!a.beside) wait_for_producers();
     if (at.row >= a.rows) return;
     if (a.starts) {
         const uint32_t expert = (a.first_row + at.row) / a.expert_rows;
@@ -318,6 +318,8 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
         const uint4 piece = mine[from * 4 + ((lane & 3) ^ (from >> 1 & 3))];
         if (at.first + pair < per_row) *(uint4*)(line + pair / 2 * TILE_BYTES + ((lane & 7) ^ (to & 7)) * 16) = piece;
     }
+    // Whoever waits for this kernel waits for the one in front of it, too.
+    if (a.beside) wait_for_producers();
 }
 
 // The same in f32, without tiles, experts and spreading. 256 threads.

@@ -10,7 +10,7 @@ use crate::common::states::*;
 use crate::common::tiny::Tiny;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
-use emberlm::backend::cuda::ranks::set_patience;
+use emberlm::backend::cuda::ranks::{set_patience, set_pulled};
 use emberlm::backend::{DeviceKind, LoadOptions, Share};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::state::{Kind, RestoreOptions};
@@ -80,8 +80,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("gemma4_e", "inputs of layers"),
 ];
 
-/// Types whose products of one row send what they make to the other GPUs, and add up what these have sent: a name, the type, and the
-/// width of the network. No type is a mix of two.
+/// Types whose products of one row add their outputs up over all GPUs: a name, the type, and the width of the network. No type is a mix
+/// of two.
 const QUANTIZED: &[(&str, Option<TensorType>, usize)] = &[
     ("q8_0", Some(TensorType::Q8_0), 512),
     ("q4_0", Some(TensorType::Q4_0), 512),
@@ -107,6 +107,7 @@ pub fn tests(tests: &mut Tests) {
             Box::new(move || quantized(name, *ty, *hidden)),
         ));
     }
+    tests.push(("ranks::pulled".into(), Box::new(pulled)));
     tests.push(("ranks::biased_experts".into(), Box::new(biased_experts)));
     tests.push(("ranks::slopes".into(), Box::new(slopes)));
     tests.push(("ranks::channels".into(), Box::new(channels)));
@@ -423,6 +424,16 @@ pub fn on_threads(models: &[Arc<Model>; 2], count: usize) {
 }
 
 /// A GPU that does not come in time is an error of a model that is lost, and of no other.
+/// Sums that are long enough to be read where they are, of short rows.
+fn pulled() {
+    set_pulled(0);
+    for name in ["mistral", "gemma2", "mixtral"] {
+        family(name);
+    }
+    quantized("q4_k", Some(TensorType::Q4K), 512);
+    set_pulled(2 << 20);
+}
+
 fn absent() {
     let path = path_of("mistral");
     // Less than a sum takes.

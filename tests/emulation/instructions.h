@@ -30,6 +30,7 @@ inline void store_shared_word(uint64_t* p, uint64_t v) {
     emulator::progress++;
 }
 // ranks.cuh
+inline uint2 load_pair(uint64_t at) { return *(const uint2*)at; }
 inline uint4 load_pairs(uint64_t at) { return *(const uint4*)at; }
 inline void store_pair(uint64_t at, float v, uint32_t tag) {
     memcpy((void*)at, &v, 4);

@@ -180,53 +180,40 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
         several.run_rows<4>(4);
     }
 
-    // A product that sends what it makes to other ranks, and one whose input is the sum of what three ranks have: sent with tags, or gathered.
-    for (const bool gathers : {false, true}) {
-        constexpr uint32_t RANKS = 3, OWN = 1, CAPACITY = 4096;
-        const std::vector<float> sent = Launch{n, l.output, blocks}.run("plain", rounded);
-        std::vector<std::vector<uint64_t>> memory(RANKS, std::vector<uint64_t>(2 * RANKS * CAPACITY));
-        const uint64_t launch = 5 << 16 | 2;
-        LinkedRow row{};
-        row.meeting.launch = &launch;
-        row.meeting.n_ranks = RANKS;
-        row.meeting.index = 3;
-        for (uint32_t rank = 0; rank < RANKS; rank++) row.tagged[rank] = (uint64_t)memory[rank].data();
-        row.tagged_capacity = CAPACITY;
-        std::vector<float> parts, wanted(n.hidden), kept(n.hidden, NAN);
-        for (uint32_t rank = 0; rank < RANKS; rank++) {
-            // What each has differs by more than the roundings of a sum.
-            std::vector<float> its = sent;
-            for (float& v : its) v *= 1.0f + 0.37f * (float)rank;
-            parts.insert(parts.end(), its.begin(), its.end());
-            row.meeting.rank = rank;
-            const TaggedRow tagged{row.tagged, CAPACITY, RANKS, row.meeting.index, tag_of(row.meeting)};
-            for (uint32_t i = 0; i < n.hidden; i++)
-                if (rank != 0 && rank != OWN) tagged.send(OWN, rank, i, its[i]);
+    // A product whose outputs three ranks add up, of which the others have sent theirs already.
+    for (uint32_t own = 0; own < 3; own++)
+        for (const float* residual : {(const float*)NULL, (const float*)model.h}) {
+            constexpr uint32_t RANKS = 3, CAPACITY = 4096;
+            std::vector<std::vector<uint64_t>> memory(RANKS, std::vector<uint64_t>(2 * RANKS * CAPACITY));
+            const uint64_t number = 5 << 16 | 2;
+            LinkedRow linked{};
+            linked.meeting.launch = &number;
+            linked.meeting.n_ranks = RANKS;
+            linked.meeting.rank = own;
+            linked.meeting.index = 3;
+            for (uint32_t rank = 0; rank < RANKS; rank++) linked.tagged[rank] = (uint64_t)memory[rank].data();
+            linked.tagged_capacity = CAPACITY;
+            const TaggedRow tagged{linked.tagged, CAPACITY, RANKS, linked.meeting.index, tag_of(linked.meeting)};
+            std::vector<float> wanted(n.hidden);
+            for (uint32_t rank = 0; rank < RANKS; rank++)
+                for (uint32_t i = 0; i < n.hidden; i++) {
+                    // What each has differs by more than the roundings of a sum.
+                    const float its = rank == own ? part[i] : part[i] * (1.3f + 0.37f * (float)rank);
+                    if (rank != own) tagged.send(own, rank, i, its);
+                    wanted[i] = rank == 0 ? its : __fadd_rn(wanted[i], its);
+                }
+            if (residual)
+                for (uint32_t i = 0; i < n.hidden; i++) wanted[i] = __fadd_rn(residual[i], wanted[i]);
+            Launch adding{n, l.output, blocks, PLAIN, residual};
+            adding.linked = linked;
+            same("sum over ranks", adding.run("sum over ranks", rounded), wanted, [&] { return row(wanted); });
+            for (uint32_t rank = 0; rank < RANKS; rank++)
+                for (uint32_t i = 0; i < n.hidden; i++) {
+                    const uint2 pair = load_pair(tagged.place(rank, own, i));
+                    const bool is_sent = pair.y == tagged.tag && pair.x == __float_as_uint(part[i]);
+                    check(is_sent == (rank != own), n, "sum over ranks", "not what the others are sent");
+                }
         }
-        // The first one's come from a product.
-        row.meeting.rank = 0;
-        row.sends = 1;
-        Launch sending{n, l.output, blocks};
-        sending.linked = row;
-        same("product that sends", sending.run("product that sends", rounded), sent, [&] { return std::vector<double>(sent.begin(), sent.end()); });
-        for (uint32_t i = 0; i < n.hidden; i++) {
-            float sum = parts[i];
-            for (uint32_t rank = 1; rank < RANKS; rank++) sum = __fadd_rn(sum, parts[rank * n.hidden + i]);
-            wanted[i] = __fadd_rn(model.h[i], sum);
-        }
-        row.meeting.rank = OWN;
-        row.sends = 0;
-        row.base = model.h;
-        row.sum = kept.data();
-        row.parts = parts.data() + (gathers ? 0 : OWN * n.hidden);
-        row.gathered = gathers ? 1 : 0;
-        Launch taking{n, l.qkv, blocks};
-        taking.linked = row;
-        const std::vector<float> got = taking.run("product of a sum over ranks", [&](ProductArgs& a) { a.norm = l.attention_norm; });
-        check(memcmp(kept.data(), wanted.data(), kept.size() * 4) == 0, n, "sum over ranks", "other bits");
-        const std::vector<float> alone = Launch{n, l.qkv, blocks}.run("product", normed(l.attention_norm, wanted));
-        same("product of a sum over ranks", got, alone, [&] { return std::vector<double>(alone.begin(), alone.end()); });
-    }
 
     Launch up{n, l.up, blocks, n.gated ? GATE : ACTIVATE};
     const std::vector<float> active = nodes.activation(nodes.normed(l.up, l.feed_forward_norm, between.data()));

@@ -508,6 +508,9 @@ impl CudaEmbedder {
             texts: Some(&texts),
             host: None,
             met: Cell::new(0),
+            layer: None,
+            sums: Cell::new(0),
+            is_unpacked: Cell::new(false),
             pause: RefCell::new(pause),
         };
         ops.layer_inputs()?;

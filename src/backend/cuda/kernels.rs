@@ -91,6 +91,7 @@ impl Kernels {
             ("adapters", "lora_up", 0),
             ("adapters", "lora_up_8", 0),
             ("ranks", "rank_sum", 0),
+            ("ranks", "rank_sum_pulled", 0),
             ("ranks", "rank_logits", 0),
             ("ranks", "rank_pack", 0),
             ("ranks", "rank_add", 0),
@@ -550,7 +551,7 @@ impl Kernels {
         unsafe { self.launch(stream, "residual_add", (rows, 1, 1), threads, 0, args) }
     }
 
-    /// Adds up what all ranks have.
+    /// Adds up what all ranks have, which is `pulled` from where they have it, or sent to all.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -558,11 +559,15 @@ impl Kernels {
         &self,
         stream: &Stream,
         args: &args::RankSum,
-        blocks: u32,
-        threads: u32,
+        (blocks, threads): (u32, u32),
+        pulled: bool,
     ) -> Result<()> {
+        let name = match pulled {
+            true => "rank_sum_pulled",
+            false => "rank_sum",
+        };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "rank_sum", (blocks, 1, 1), threads, 0, args) }
+        unsafe { self.launch(stream, name, (blocks, 1, 1), threads, 0, args) }
     }
 
     /// Ends a launch of all ranks, and brings their logits together.

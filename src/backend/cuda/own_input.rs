@@ -6,7 +6,7 @@ use super::kernels::{Kernels, WARPS};
 use super::matrix::{Matrix, slices};
 use super::plan::LayerInputPlan;
 use super::record::RecordType;
-use super::step::{StepOperations, Waiting};
+use super::step::StepOperations;
 use super::walk::Addition;
 use crate::error::{Result, fail};
 
@@ -149,7 +149,7 @@ impl StepOperations<'_> {
         let rows = self.rows();
         let residual = rows.residual.address;
         let (x, added) = match self.waiting.take() {
-            Some(Waiting::Addition(first)) => {
+            Some(first) => {
                 let added = args::RowSum {
                     norm: first.norm.unwrap_or_default(),
                     base: residual,
@@ -159,8 +159,7 @@ impl StepOperations<'_> {
                 };
                 (rows.of(first.from).address, added)
             }
-            // Ranks have no such layers.
-            Some(Waiting::Ranks(_)) | None => (residual, args::RowSum::default()),
+            None => (residual, args::RowSum::default()),
         };
         let args = args::OwnInput {
             x,

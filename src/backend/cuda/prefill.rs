@@ -19,9 +19,9 @@ use super::host_layers::{GUEST_ROWS, HOST_CHUNK, HostRows};
 use super::matrix::{Matrix, tiled_bytes};
 use super::mixer::{
     AttentionPlan, ChunkAttention, ChunkLatent, ChunkMamba1, ChunkRecurrent, LatentPlan,
-    Mamba1Plan, RecurrentPlan,
+    Mamba1Plan, MixerPlan, RecurrentPlan,
 };
-use super::plan::{LayerInputPlan, MlpPlan, Plan};
+use super::plan::{FeedForwardPlan, LayerInputPlan, LayerPlan, MlpPlan, Plan};
 use super::predictor::StateRows;
 use super::streams::{StreamLayerPlan, StreamWork};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
@@ -282,6 +282,9 @@ impl PrefillBuffers {
             texts: None,
             host: self.host.as_ref(),
             met: Cell::new(0),
+            layer: None,
+            sums: Cell::new(0),
+            is_unpacked: Cell::new(false),
             pause: RefCell::new(&mut go_on),
         };
         if let (Some(entry), Some(states)) = (&eval.plan.entry, states) {
@@ -318,6 +321,9 @@ impl PrefillBuffers {
             texts: None,
             host: self.host.as_ref(),
             met: Cell::new(chunk.met),
+            layer: Some(layer),
+            sums: Cell::new(0),
+            is_unpacked: Cell::new(false),
             pause: RefCell::new(pause),
         };
         let residual = ops.at().rows.residual;
@@ -343,6 +349,11 @@ pub(super) struct ChunkOperations<'a> {
     pub texts: Option<&'a TextPlaces>,
     /// Meetings with other ranks so far.
     pub met: Cell<u32>,
+    /// The layer that is evaluated, and sums over ranks in it so far.
+    pub layer: Option<&'a LayerPlan>,
+    pub sums: Cell<u32>,
+    /// The next product's matrix was unpacked ahead.
+    pub is_unpacked: Cell<bool>,
     /// Where rows cross to the host.
     pub host: Option<&'a HostRows>,
     /// Called between pieces of the work.
@@ -357,6 +368,24 @@ impl ChunkOperations<'_> {
 
     pub fn at(&self) -> &ChunkPlaces {
         self.places
+    }
+
+    /// The feed-forward part whose first product comes behind the sum over ranks that was enqueued, if that is the next product.
+    fn follows_sum(&self) -> Option<&MlpPlan> {
+        let layer = self.layer?;
+        let is_first = self.sums.replace(self.sums.get() + 1) == 0;
+        let has_one_output = match layer.mixer {
+            MixerPlan::Attention(_)
+            | MixerPlan::Latent(_)
+            | MixerPlan::Recurrent(_)
+            | MixerPlan::Mamba1(_) => true,
+            MixerPlan::SideBySide(_) | MixerPlan::Elsewhere => false,
+        };
+        let beside = self.eval.link.is_some_and(|link| link.is_peer());
+        match &layer.feed_forward {
+            FeedForwardPlan::Dense(mlp) if is_first && has_one_output && beside => Some(mlp),
+            _ => None,
+        }
     }
 
     /// The inputs of layers for tokens whose embeddings are the residual stream, where layers have their own.
@@ -471,7 +500,11 @@ impl Operations for ChunkOperations<'_> {
         // SAFETY: *workspace*, which `self` promises, as that all ranks do the same.
         unsafe {
             self.eval
-                .sum_ranks(rows, (from, base, to), self.rows, &self.met)
+                .sum_ranks(rows, (from, base, to), self.rows, &self.met)?;
+        }
+        match self.follows_sum() {
+            Some(mlp) => self.unpack_ahead(mlp),
+            None => Ok(()),
         }
     }
 

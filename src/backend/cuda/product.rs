@@ -45,13 +45,6 @@ pub enum RowInput {
         /// The norm.
         norm: Option<args::Norm>,
     },
-    /// A row that is added up first from what all ranks have, or the norm of that.
-    Ranks {
-        /// Where it comes from, and where the sum is kept.
-        row: args::LinkedRow,
-        /// The norm.
-        norm: Option<args::Norm>,
-    },
 }
 
 /// What is written of a product.
@@ -68,8 +61,13 @@ pub enum Finish {
     Gate(args::Activation),
     /// Its activation times what is at an address.
     Weigh(args::Activation, u64),
-    /// The product, which also goes to the other ranks.
-    Send(args::LinkedRow),
+    /// The sum of the products of all ranks, and what is at an address, or 0.
+    Ranks {
+        /// How they meet.
+        row: args::LinkedRow,
+        /// The address.
+        residual: u64,
+    },
 }
 
 impl Finish {
@@ -188,7 +186,7 @@ impl Kernels {
                 self.find("product_linked", &format!("{kind}_{}", ty.name()), most)?;
             }
         }
-        self.find("product_linked", &format!("product_linked_{PAIR}"), most)
+        Ok(())
     }
 
     /// Whether [`Kernels::product`] takes this matrix, with an input of its own making where `len` is its
@@ -206,9 +204,9 @@ impl Kernels {
         len <= WIDEST_SUM && self.has_products(matrix, "product_summed")
     }
 
-    /// Whether it sends its output to other ranks, or adds up what they have of a row of `len` elements.
-    pub(super) fn links(&self, matrix: &Matrix, len: u32) -> bool {
-        len <= WIDEST_NORM && self.has_products(matrix, "product_linked")
+    /// Whether it adds its output up over all ranks.
+    pub(super) fn links(&self, matrix: &Matrix) -> bool {
+        self.has_products(matrix, "product_linked")
     }
 
     /// Whether there are kernels of this kind for all of a matrix.
@@ -295,10 +293,6 @@ impl Kernels {
                 (args.x, added) = (x, Some(sum));
                 args.norm = norm.unwrap_or_default();
             }
-            RowInput::Ranks { row, norm } => {
-                linked = Some(row);
-                args.norm = norm.unwrap_or_default();
-            }
         }
         (args.finish, args.activation) = match product.finish {
             Finish::Plain { residual } => {
@@ -311,8 +305,8 @@ impl Kernels {
                 args.residual = by;
                 (3, activation)
             }
-            Finish::Send(row) => {
-                linked = Some(row);
+            Finish::Ranks { row, residual } => {
+                (args.residual, linked) = (residual, Some(row));
                 (0, args::Activation::default())
             }
         };

@@ -18,7 +18,6 @@ use super::mixer::{
 };
 use super::plan::{EntryPlan, FusionPlan, LayerInputPlan, MlpPlan, Plan};
 use super::product::RowInput;
-use super::ranks::Job;
 use super::sampling::{GROUPS, Stages};
 use super::streams::{StreamLayerPlan, StreamWork};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
@@ -295,21 +294,12 @@ pub(super) struct StepOperations<'a> {
     pub batch: u32,
     pub rows_of: RowsOf,
     /// Meetings with other ranks so far.
-    met: Cell<u32>,
+    pub(super) met: Cell<u32>,
     /// What is still to be added to the residual stream: the next product may do it.
-    pub(super) waiting: Cell<Option<Waiting>>,
+    pub(super) waiting: Cell<Option<Addition>>,
     /// Whether the residual stream is in its other place.
     is_moved: Cell<bool>,
     timeline: Option<&'a Timeline>,
-}
-
-/// What is added to the residual stream when something reads it.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Waiting {
-    /// What a part has made.
-    Addition(Addition),
-    /// What all ranks have made of a part, which meet so.
-    Ranks(u32),
 }
 
 impl StepOperations<'_> {
@@ -341,16 +331,11 @@ impl StepOperations<'_> {
         matrix: &Matrix,
     ) -> Result<RowInput> {
         let (e, hidden) = (&self.eval, self.eval.plan.hidden);
-        let takes = !e.adapts(matrix)
-            && match self.waiting.get() {
-                Some(Waiting::Ranks(_)) => e.kernels.links(matrix, hidden),
-                _ => e.kernels.makes_sum(matrix, hidden),
-            };
-        if !takes {
+        if e.adapts(matrix) || !e.kernels.makes_sum(matrix, hidden) {
             self.settle()?;
         }
         let before = self.rows();
-        let Some(waiting) = self.waiting.take() else {
+        let Some(addition) = self.waiting.take() else {
             return Ok(RowInput::Row {
                 x: before.residual.address,
                 norm,
@@ -358,58 +343,25 @@ impl StepOperations<'_> {
         };
         // Other blocks still read what it was.
         self.is_moved.set(!self.is_moved.get());
-        let sum = self.rows().residual;
-        Ok(match (waiting, e.link) {
-            (Waiting::Addition(addition), _) => RowInput::Sum {
-                x: before.of(addition.from).address,
-                added: args::RowSum {
-                    norm: addition.norm.unwrap_or_default(),
-                    base: before.residual.address,
-                    sum: sum.address,
-                    scale: addition.scale,
-                    out_scale: addition.out_scale,
-                },
-                norm,
+        Ok(RowInput::Sum {
+            x: before.of(addition.from).address,
+            added: args::RowSum {
+                norm: addition.norm.unwrap_or_default(),
+                base: before.residual.address,
+                sum: self.rows().residual.address,
+                scale: addition.scale,
+                out_scale: addition.out_scale,
             },
-            (Waiting::Ranks(index), Some(link)) => RowInput::Ranks {
-                row: link.takes(index, &self.rank_job(&before, sum)),
-                norm,
-            },
-            (Waiting::Ranks(_), None) => fail!(Internal, "a sum over ranks without others"),
+            norm,
         })
-    }
-
-    /// What all ranks have made of a part is added to the residual stream, and goes there.
-    pub(super) fn rank_job(&self, rows: &AllRows, to: Span) -> Job {
-        Job {
-            from: rows.part,
-            base: Some(rows.residual),
-            to,
-            rows: 1,
-            len: self.eval.plan.hidden,
-        }
-    }
-
-    /// The number of the launch's next meeting.
-    pub(super) fn next_meeting(&self) -> u32 {
-        self.met.replace(self.met.get() + 1)
     }
 
     /// Adds what waits to the residual stream.
     pub(super) fn settle(&self) -> Result<()> {
-        let (e, rows) = (&self.eval, self.rows());
-        match (self.waiting.take(), e.link) {
-            (None, _) => Ok(()),
+        match self.waiting.take() {
             // SAFETY: *weights*, *workspace*, which `self` promises.
-            (Some(Waiting::Addition(addition)), _) => unsafe {
-                e.add(&rows, &addition, self.batch)
-            },
-            // SAFETY: *workspace*, which `self` promises, as that all ranks do the same.
-            (Some(Waiting::Ranks(index)), Some(link)) => unsafe {
-                let job = self.rank_job(&rows, rows.residual);
-                link.take((e.kernels, e.stream), index, &job)
-            },
-            (Some(Waiting::Ranks(_)), None) => fail!(Internal, "a sum over ranks without others"),
+            Some(addition) => unsafe { self.eval.add(&self.rows(), &addition, self.batch) },
+            None => Ok(()),
         }
     }
 
@@ -674,7 +626,6 @@ impl Operations for StepOperations<'_> {
     }
 
     fn sum_ranks(&self, from: Rows, base: Option<Rows>, to: Rows) -> Result<()> {
-        self.settle()?;
         let rows = self.rows();
         // SAFETY: *workspace*, which `self` promises, as that all ranks do the same.
         unsafe {
@@ -686,7 +637,7 @@ impl Operations for StepOperations<'_> {
     fn add(&self, addition: &Addition) -> Result<()> {
         self.settle()?;
         if self.waits(addition) {
-            self.waiting.set(Some(Waiting::Addition(*addition)));
+            self.waiting.set(Some(*addition));
             return Ok(());
         }
         // SAFETY: *weights*, *workspace*, which `self` promises.

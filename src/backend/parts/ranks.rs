@@ -252,6 +252,7 @@ pub(super) fn choose(
         let what = with(Work::new("a step"), setting(core));
         what.row(core.context_mark(), tokens, &want)
     })?;
+    // While the device evaluates the token, the host begins the choice.
     let chosen = turn.done(follow(core, tokens)).and_then(|()| {
         core.history_append(tokens);
         choose_behind(core, want, mask, interrupt)

@@ -224,7 +224,8 @@ pub struct Unpack {
     pub starts: ConstPtr<u32>,
     /// 0: rows of `out` follow each other; 1, 2: every other GATED_ROWS rows of `out` take them, the even or the odd ones.
     pub spread: u32,
-    pub padding: u32,
+    /// The kernel in front of it is still at work, which has begun behind all that read `out`.
+    pub beside: u32,
 }
 
 /// `Table` of `EmbedArgs`.

@@ -5,8 +5,11 @@ use super::{ConstPtr, Product, Ptr};
 /// Most GPUs of a group.
 pub const MAX_RANKS: usize = 8;
 
-/// Most blocks of a sum.
-pub const MAX_SUM_BLOCKS: u32 = 128;
+/// Most pieces of a sum.
+pub const MAX_SUM_PIECES: u32 = 128;
+
+/// Flags of a meeting: of pieces, and some others.
+pub const SUM_FLAGS: u32 = 136;
 
 /// `MeetingArgs`.
 ///
@@ -14,7 +17,7 @@ pub const MAX_SUM_BLOCKS: u32 = 128;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Meeting {
-    /// Of each rank: `[2][MAX_RANKS][MAX_SUM_BLOCKS + 1]` u64 in its memory.
+    /// Of each rank: `[2][MAX_RANKS][SUM_FLAGS]` u64 in its memory.
     pub flags: [u64; MAX_RANKS],
     /// The number of this launch, the same on all ranks, below 2^48.
     pub launch: ConstPtr<u64>,
@@ -51,40 +54,28 @@ pub struct RankSum {
     pub len: u32,
     pub x_stride: u32,
     pub stride: u32,
-    /// Of one row: products have stored it with tags already.
-    pub is_sent: u32,
+    pub pieces: u32,
 }
 
 /// `LinkedRow`.
 ///
-/// A row that is added up from what all ranks have, or one that goes to them.
+/// A row that is added up over all ranks, and how they meet for that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkedRow {
     pub meeting: Meeting,
     /// Of each rank: `[2][n_ranks][tagged_capacity]` pairs of an f32 and a tag.
     pub tagged: [u64; MAX_RANKS],
-    /// `[len]`: what is added to the sum; NULL: nothing is added up.
-    pub base: ConstPtr<f32>,
-    /// `[len]`: where the sum is kept, which is neither `base` nor `parts`.
-    pub sum: Ptr<f32>,
-    /// `[len]` what this rank has; or `[n_ranks][len]` what all have.
-    pub parts: ConstPtr<f32>,
     pub tagged_capacity: u32,
-    /// Which of the two.
-    pub gathered: u32,
-    /// The product's output goes to the others with tags.
-    pub sends: u32,
     pub padding: u32,
 }
 
 /// `LinkedProductArgs`.
 ///
-/// A product of one row whose input or output is a linked row.
+/// A plain product of one row whose output is added up over all ranks: out = residual + sum.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkedProduct {
-    /// `norm` is that of the sum.
     pub product: Product,
     pub row: LinkedRow,
 }
@@ -153,8 +144,8 @@ pub struct RankPlace {
 const _: () = {
     assert!(size_of::<Meeting>() == 104);
     assert!(size_of::<RankSum>() == 288);
-    assert!(size_of::<LinkedRow>() == 208);
-    assert!(size_of::<LinkedProduct>() == 560);
+    assert!(size_of::<LinkedRow>() == 176);
+    assert!(size_of::<LinkedProduct>() == 528);
     assert!(size_of::<RankLogits>() == 136);
     assert!(size_of::<RankPack>() == 32);
     assert!(size_of::<RankAdd>() == 40);

@@ -14,9 +14,9 @@ impl ChunkOperations<'_> {
         let (at, e) = (self.at(), &self.eval);
         let wide = at.rows.wide;
         let mut quantize_input = mlp.inner(&at.rows);
-        if e.kernels.gates(mlp) && !e.adapts(&mlp.up) {
+        if self.gates(mlp) {
             self.pause()?;
-            self.unpack(&mlp.up, Some(mlp.n_ff))?;
+            self.unpack_next(&mlp.up, Some(mlp.n_ff))?;
             let gated = args::GatedMatmul {
                 product: self.unpacked_product(&mlp.up, wide, 0),
                 largest: at.largest,
@@ -31,6 +31,27 @@ impl ChunkOperations<'_> {
             unsafe { e.sparse_gates(&at.rows, mlp, self.rows)? };
         }
         self.quantize_input(quantize_input)
+    }
+
+    /// Whether one product does the gate with what it lets through.
+    fn gates(&self, mlp: &MlpPlan) -> bool {
+        self.eval.kernels.gates(mlp) && !self.eval.adapts(&mlp.up)
+    }
+
+    /// Unpacks the first matrix of a feed-forward part beside the sum over ranks that its input waits for.
+    pub(super) fn unpack_ahead(&self, mlp: &MlpPlan) -> Result<()> {
+        let half = self.gates(mlp).then_some(mlp.n_ff);
+        self.unpack(&mlp.up, half, true)?;
+        self.is_unpacked.set(true);
+        Ok(())
+    }
+
+    /// Unpacks a matrix, unless it was unpacked ahead.
+    fn unpack_next(&self, matrix: &Matrix, half: Option<u32>) -> Result<()> {
+        match self.is_unpacked.take() {
+            true => Ok(()),
+            false => self.unpack(matrix, half, false),
+        }
     }
 
     /// The input of a product, of rows of `groups` groups: the residual stream or its norm. It is written as
@@ -96,7 +117,7 @@ impl ChunkOperations<'_> {
         residual: u64,
     ) -> Result<()> {
         self.pause()?;
-        self.unpack(matrix, None)?;
+        self.unpack_next(matrix, None)?;
         let product = self.unpacked_product(matrix, out, residual);
         let e = &self.eval;
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
@@ -111,7 +132,8 @@ impl ChunkOperations<'_> {
 
     /// A matrix in f16, at `weights`. With `half` rows in each of two parts, these lie by turns, as
     /// [`Kernels::matmul_gated`](crate::backend::cuda::kernels::Kernels::matmul_gated) reads them.
-    fn unpack(&self, matrix: &Matrix, half: Option<u32>) -> Result<()> {
+    /// What is in front of it may still be at work if it comes `beside` that.
+    fn unpack(&self, matrix: &Matrix, half: Option<u32>, beside: bool) -> Result<()> {
         let e = &self.eval;
         for s in &matrix.segments {
             let all = args::Unpack {
@@ -122,6 +144,7 @@ impl ChunkOperations<'_> {
                 matrix_rows: s.rows,
                 rows: s.rows,
                 out_row: s.out_offset,
+                beside: beside.into(),
                 ..Default::default()
             };
             let Some(half) = half else {

@@ -149,25 +149,11 @@ impl Gathered {
         own + u64::from(self.cut.logits.start) * 4
     }
 
-    /// What a product needs that adds up what was gathered.
-    pub(super) fn linked(&self) -> args::LinkedRow {
-        args::LinkedRow {
-            meeting: args::Meeting {
-                rank: self.cut.rank.index as u32,
-                n_ranks: self.cut.rank.count as u32,
-                ..Default::default()
-            },
-            parts: self.memory.address(),
-            gathered: 1,
-            ..Default::default()
-        }
-    }
-
-    /// Gathers what the ranks have of a sum.
+    /// [`super::Link::sum`].
     ///
     /// # Safety
-    /// As [`super::Link::sum`].
-    pub(super) unsafe fn gather(
+    /// As there.
+    pub(super) unsafe fn sum(
         &self,
         (kernels, stream): (&Kernels, &Stream),
         job: &Job,
@@ -186,6 +172,15 @@ impl Gathered {
             x_stride: job.from.stride,
             out_stride: job.len,
         };
+        let add = args::RankAdd {
+            x: all,
+            base: job.base.map_or(0, |base| base.address),
+            out: job.to.address,
+            n_ranks: self.cut.rank.count as u32,
+            rows: job.rows,
+            len: job.len,
+            stride: job.to.stride,
+        };
         // SAFETY: by contract, addresses of the workspace; the others are of this memory, which has room for as many floats.
         unsafe {
             let send = match job.rows {
@@ -197,30 +192,9 @@ impl Gathered {
                 }
             };
             self.communicator
-                .all_gather(stream, (send, all), floats as usize)
+                .all_gather(stream, (send, all), floats as usize)?;
+            kernels.rank_add(stream, &add)
         }
-    }
-
-    /// Adds up what was gathered.
-    ///
-    /// # Safety
-    /// As [`super::Link::sum`].
-    pub(super) unsafe fn add(
-        &self,
-        (kernels, stream): (&Kernels, &Stream),
-        job: &Job,
-    ) -> Result<()> {
-        let add = args::RankAdd {
-            x: self.memory.address(),
-            base: job.base.map_or(0, |base| base.address),
-            out: job.to.address,
-            n_ranks: self.cut.rank.count as u32,
-            rows: job.rows,
-            len: job.len,
-            stride: job.to.stride,
-        };
-        // SAFETY: as in `gather`.
-        unsafe { kernels.rank_add(stream, &add) }
     }
 
     /// [`super::Link::end`].
@@ -256,7 +230,7 @@ impl Gathered {
             width,
             n_vocab: self.cut.n_vocab,
         };
-        // SAFETY: as in `gather`.
+        // SAFETY: as in `sum`.
         unsafe {
             kernels.rank_pack(stream, &pack)?;
             self.communicator

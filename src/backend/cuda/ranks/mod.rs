@@ -31,6 +31,15 @@ pub const RANK_CHUNK: usize = 2048;
 /// How long a GPU waits for another one, in nanoseconds.
 static PATIENCE: AtomicU64 = AtomicU64::new(10_000_000_000);
 
+/// Bytes from which on a sum reads what the others have where it is: with fewer, one more meeting costs more than it saves.
+static PULLED: AtomicU64 = AtomicU64::new(2 << 20);
+
+/// Has sums of at least so many bytes read what the others have where it is, for tests.
+#[cfg(feature = "test-hooks")]
+pub fn set_pulled(bytes: u64) {
+    PULLED.store(bytes, Ordering::Relaxed);
+}
+
 /// Has GPUs of groups that are made from now on wait so long for each other, for tests.
 #[cfg(feature = "test-hooks")]
 pub fn set_patience(ns: u64) {
@@ -221,71 +230,22 @@ impl Link {
         // SAFETY: by contract.
         unsafe {
             match &self.way {
-                Way::Peers(peer) => peer.sum(with, index, job, false),
-                Way::Gathered(gathered) => {
-                    gathered.gather(with, job)?;
-                    gathered.add(with, job)
-                }
+                Way::Peers(peer) => peer.sum(with, index, job),
+                Way::Gathered(gathered) => gathered.sum(with, job),
             }
         }
     }
 
-    /// What a product needs whose output is the row of the meeting `index`, if it sends that by itself; elsewhere [`Link::gather`]
-    /// comes behind it.
-    pub(super) fn sends(&self, index: u32) -> Option<args::LinkedRow> {
+    /// Whether kernels add up what ranks have, which other work may come beside.
+    pub(super) fn is_peer(&self) -> bool {
+        matches!(self.way, Way::Peers(_))
+    }
+
+    /// What a product of one row needs that is the sum of the meeting `index` itself, where there are such.
+    pub(super) fn linked(&self, index: u32) -> Option<args::LinkedRow> {
         match &self.way {
-            Way::Peers(peer) => Some(args::LinkedRow {
-                sends: 1,
-                ..peer.linked(index)
-            }),
+            Way::Peers(peer) => Some(peer.linked(index)),
             Way::Gathered(_) => None,
-        }
-    }
-
-    /// Enqueues the gathering of one row.
-    ///
-    /// # Safety
-    /// As for [`Link::sum`].
-    pub(super) unsafe fn gather(&self, with: (&Kernels, &Stream), job: &Job) -> Result<()> {
-        match &self.way {
-            Way::Peers(_) => Ok(()),
-            // SAFETY: by contract.
-            Way::Gathered(gathered) => unsafe { gathered.gather(with, job) },
-        }
-    }
-
-    /// What a product needs that adds up a row that was sent or gathered, and keeps the sum at `job.to`.
-    pub(super) fn takes(&self, index: u32, job: &Job) -> args::LinkedRow {
-        let row = match &self.way {
-            Way::Peers(peer) => args::LinkedRow {
-                parts: job.from.address,
-                ..peer.linked(index)
-            },
-            Way::Gathered(gathered) => gathered.linked(),
-        };
-        args::LinkedRow {
-            base: job.base.map_or(0, |base| base.address),
-            sum: job.to.address,
-            ..row
-        }
-    }
-
-    /// The same by a kernel of its own.
-    ///
-    /// # Safety
-    /// As for [`Link::sum`].
-    pub(super) unsafe fn take(
-        &self,
-        with: (&Kernels, &Stream),
-        index: u32,
-        job: &Job,
-    ) -> Result<()> {
-        // SAFETY: by contract.
-        unsafe {
-            match &self.way {
-                Way::Peers(peer) => peer.sum(with, index, job, true),
-                Way::Gathered(gathered) => gathered.add(with, job),
-            }
         }
     }
 

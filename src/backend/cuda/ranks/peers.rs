@@ -3,8 +3,8 @@
 //! The kernels of all ranks have to run at the same time. So the host launches the same work on all of them, one piece of work at a
 //! time ([`Group::begin`]), and all pieces end with a meeting: what comes behind may use the same memory again.
 
-use super::{Cut, Job, RANK_CHUNK, patience};
-use crate::backend::cuda::args::{self, MAX_RANKS, MAX_SUM_BLOCKS, Meeting};
+use super::{Cut, Job, PULLED, RANK_CHUNK, patience};
+use crate::backend::cuda::args::{self, MAX_RANKS, MAX_SUM_PIECES, Meeting, SUM_FLAGS};
 use crate::backend::cuda::driver::{Buffer, Context, Pinned, Stream};
 use crate::backend::cuda::kernels::Kernels;
 use crate::backend::{MAX_BATCH, Ranks};
@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads of a block of a sum.
 const THREADS: u32 = 512;
+/// Most blocks that send, and most that add up.
+const BLOCKS: u32 = 128;
 /// Threads of a block of a sum of one row.
 const ROW_THREADS: u32 = 64;
 
@@ -68,11 +70,20 @@ pub(super) struct Peer {
     group: Arc<Group>,
     cut: Cut,
     memory: Buffer,
-    /// The last work, and launches of it.
-    launches: Mutex<(u64, u64)>,
+    launches: Mutex<Launches>,
     places: Places,
     /// Of all ranks, once they are connected.
     peers: Peers,
+}
+
+/// What was launched.
+#[derive(Debug, Default)]
+struct Launches {
+    work: u64,
+    /// Launches of the last work.
+    count: u64,
+    /// The upper half of the launch's number on the device.
+    upper: u32,
 }
 
 /// Addresses in the memory of all ranks.
@@ -111,7 +122,7 @@ impl Places {
         let count = rank.count as u64;
         let row = hidden.next_multiple_of(64);
         let rows = (RANK_CHUNK as u64 * u64::from(hidden)).next_multiple_of(64);
-        let flags = 2 * MAX_RANKS as u64 * u64::from(MAX_SUM_BLOCKS + 1) * 8;
+        let flags = 2 * MAX_RANKS as u64 * u64::from(SUM_FLAGS) * 8;
         let launch = flags.next_multiple_of(256);
         let tagged = launch + 256;
         let inbox = tagged + 2 * count * u64::from(row) * 8;
@@ -144,7 +155,7 @@ impl Peer {
             group: group.clone(),
             cut: cut.clone(),
             memory,
-            launches: Mutex::new((0, 0)),
+            launches: Mutex::default(),
             places,
             peers: Peers::default(),
         })
@@ -188,16 +199,23 @@ impl Peer {
     pub(super) fn launch(&self, stream: &Stream) -> Result<()> {
         let work = self.group.works.load(Ordering::Relaxed);
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        if launches.0 != work {
-            *launches = (work, 0);
+        if launches.work != work {
+            (launches.work, launches.count) = (work, 0);
         }
-        launches.1 += 1;
+        launches.count += 1;
         // Many prompts of a work are some hundred pieces.
-        let number = work << 16 | launches.1;
-        let from = std::ptr::from_ref(&number).cast();
-        // SAFETY: a word of memory of this structure, which lives as long as the weights do; the source is read before this
-        // returns, as it is not pinned.
-        unsafe { stream.copy_in(self.launch_address(), from, 8) }
+        let number = work << 16 | launches.count;
+        let (upper, lower) = ((number >> 32) as u32, number as u32);
+        let at = self.launch_address();
+        // SAFETY: a word of memory of this structure, which lives as long as the weights do. Fills of four bytes take the host less
+        // time than a copy.
+        unsafe {
+            if launches.upper != upper {
+                stream.fill32(at + 4, upper, 1)?;
+                launches.upper = upper;
+            }
+            stream.fill32(at, lower, 1)
+        }
     }
 
     fn meeting(&self, index: u32) -> Meeting {
@@ -213,17 +231,17 @@ impl Peer {
         }
     }
 
-    /// What a product needs of the meeting `index` of the launch.
+    /// What a product needs that is the sum of the meeting `index` of the launch itself.
     pub(super) fn linked(&self, index: u32) -> args::LinkedRow {
         args::LinkedRow {
             meeting: self.meeting(index),
             tagged: self.peers.tagged,
             tagged_capacity: self.places.capacities.0,
-            ..Default::default()
+            padding: 0,
         }
     }
 
-    /// [`super::Link::sum`], the meeting `index` of the launch, of a row that products may have sent.
+    /// [`super::Link::sum`], the meeting `index` of the launch.
     ///
     /// # Safety
     /// As there.
@@ -232,7 +250,6 @@ impl Peer {
         (kernels, stream): (&Kernels, &Stream),
         index: u32,
         job: &Job,
-        is_sent: bool,
     ) -> Result<()> {
         let Job {
             from,
@@ -245,6 +262,13 @@ impl Peer {
         if u64::from(rows) * u64::from(len) > capacity {
             fail!(Internal, "{rows} rows of {len} floats in a sum over GPUs");
         }
+        let units = (u64::from(rows) * u64::from(len)).div_ceil(4);
+        let fours = [len, from.stride, to.stride];
+        let has_fours = fours.iter().all(|n| n.is_multiple_of(4));
+        let pulled =
+            has_fours && from.address != to.address && units * 16 >= PULLED.load(Ordering::Relaxed);
+        let pieces = units.div_ceil(THREADS.into());
+        let pieces = pieces.clamp(1, MAX_SUM_PIECES.into()) as u32;
         let sum = args::RankSum {
             meeting: self.meeting(index),
             inboxes: self.peers.inboxes,
@@ -254,23 +278,20 @@ impl Peer {
             out: to.address,
             capacity,
             tagged_capacity,
-            is_sent: is_sent.into(),
+            pieces,
             rows,
             len,
             x_stride: from.stride,
             stride: to.stride,
         };
-        // Short rows are spread over many small blocks.
-        let fours = u64::from(rows) * u64::from(len).div_ceil(4);
-        let threads = match rows {
-            1 => ROW_THREADS.max(len.div_ceil(4 * MAX_SUM_BLOCKS).next_multiple_of(32)),
-            _ => THREADS,
+        let (blocks, threads) = match rows {
+            // One row goes with tags, four elements a thread, spread over many small blocks.
+            1 if has_fours => (len.div_ceil(4 * ROW_THREADS), ROW_THREADS),
+            _ if pulled => (2 * BLOCKS, THREADS),
+            _ => (2 * pieces.min(BLOCKS), THREADS),
         };
-        let blocks = fours
-            .div_ceil(u64::from(threads))
-            .clamp(1, MAX_SUM_BLOCKS.into());
         // SAFETY: by contract, addresses of the workspace; the others are of memory of all ranks, which the group keeps.
-        unsafe { kernels.rank_sum(stream, &sum, blocks as u32, threads) }
+        unsafe { kernels.rank_sum(stream, &sum, (blocks, threads), pulled) }
     }
 
     /// Enqueues the last meeting of a launch, with `rows` rows of logits, or none.

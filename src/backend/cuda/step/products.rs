@@ -1,6 +1,6 @@
 //! The products of a step, with the making of their inputs: by kernels that do both, where there are such.
 
-use super::{StepOperations, Waiting};
+use super::StepOperations;
 use crate::backend::Work;
 use crate::backend::cuda::adapters::{AdaptedInput, Adapters};
 use crate::backend::cuda::args;
@@ -119,8 +119,8 @@ impl StepOperations<'_> {
         unsafe { self.eval.kernels.product(self.eval.stream, &product) }
     }
 
-    /// The last product of a part of one row, whose sum over ranks waits for the product that reads it, if that can be. Whether it can
-    /// is the answer.
+    /// The last product of a part of one row, added up over all ranks, if there is a kernel that does both. Whether there is one is the
+    /// answer.
     pub(super) fn linked_output(
         &self,
         matrix: &Matrix,
@@ -128,36 +128,33 @@ impl StepOperations<'_> {
         addition: &Addition,
     ) -> Result<bool> {
         let e = &self.eval;
-        let waits = self.batch == 1
-            && addition.is_of_residual()
-            && addition.is_as_it_is()
-            && !e.adapts(matrix)
-            && e.kernels.links(matrix, e.plan.hidden);
-        let Some(link) = e.link.filter(|_| waits) else {
+        let links = self.batch == 1 && !e.adapts(matrix) && e.kernels.links(matrix);
+        let Some(link) = e.link.filter(|_| links) else {
             return Ok(false);
         };
+        let Some(row) = link.linked(self.met.get()) else {
+            return Ok(false);
+        };
+        self.met.set(self.met.get() + 1);
         self.settle()?;
-        let (index, rows) = (self.next_meeting(), self.rows());
-        match link.sends(index) {
-            Some(row) => {
-                let product = Product {
-                    matrix,
-                    input: *input,
-                    finish: Finish::Send(row),
-                    out: rows.part.address,
-                    adapted: None,
-                };
-                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises, as that all ranks do the same.
-                unsafe { e.kernels.product(e.stream, &product)? };
-            }
-            None => {
-                self.product_of(matrix, input, rows.part, 0)?;
-                let job = self.rank_job(&rows, rows.residual);
-                // SAFETY: as above.
-                unsafe { link.gather((e.kernels, e.stream), &job)? };
-            }
+        let rows = self.rows();
+        let (out, residual) = match addition.is_as_it_is() {
+            true => (addition.to, addition.base),
+            false => (addition.from, None),
+        };
+        let residual = residual.map_or(0, |residual| rows.of(residual).address);
+        let product = Product {
+            matrix,
+            input: *input,
+            finish: Finish::Ranks { row, residual },
+            out: rows.of(out).address,
+            adapted: None,
+        };
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises, as that all ranks do the same.
+        unsafe { e.kernels.product(e.stream, &product)? };
+        if !addition.is_as_it_is() {
+            self.add(addition)?;
         }
-        self.waiting.set(Some(Waiting::Ranks(index)));
         Ok(true)
     }
 
