@@ -342,7 +342,7 @@ impl Adaptable {
             max_rank: 0,
             has_experts: false,
             has_heads: false,
-            n_tensors: 2 * file.pairs.len(),
+            n_tensors: file.n_tensors,
             n_parameters: 0,
             file_bytes: file.file_bytes,
             bytes: 0,

@@ -113,6 +113,8 @@ pub struct AdapterFile {
     pub name: String,
     /// The pairs, by the names of their targets.
     pub pairs: Vec<AdapterPair>,
+    /// Tensors in its file.
+    pub n_tensors: usize,
     /// Bytes of the file with the tensors.
     pub file_bytes: u64,
 }
@@ -213,6 +215,7 @@ fn open_gguf(path: &Path, base: &BaseShape) -> Result<AdapterFile> {
     Ok(AdapterFile {
         name: file.find("general.name")?.unwrap_or("").to_owned(),
         pairs,
+        n_tensors: file.tensors.len(),
         file_bytes: file.file_bytes,
     })
 }

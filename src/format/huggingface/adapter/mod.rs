@@ -75,6 +75,7 @@ fn open(path: &Path, base: &BaseShape) -> Result<AdapterFile> {
     Ok(AdapterFile {
         name: folder.name(),
         pairs,
+        n_tensors: stored.len(),
         file_bytes: input.len() as u64,
     })
 }
