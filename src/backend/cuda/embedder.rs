@@ -18,7 +18,7 @@ use super::evaluation::Evaluation;
 use super::mixer::AttentionPlan;
 use super::plan::Plan;
 use super::predictor::Keeps;
-use super::prefill::{ChunkOperations, ChunkPlaces};
+use super::prefill::{ChunkOperations, ChunkPlaces, Meetings};
 use super::state::KvPlan;
 use super::walk::{Addition, Span, walk};
 use super::weights::CudaWeights;
@@ -29,7 +29,7 @@ use crate::backend::{Embedder, EmbedderOptions, KvType, Output, TextTokens};
 use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::model::Pooling;
 use launch::Tiles;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -507,10 +507,7 @@ impl CudaEmbedder {
             rows,
             texts: Some(&texts),
             host: None,
-            met: Cell::new(0),
-            layer: None,
-            sums: Cell::new(0),
-            is_unpacked: Cell::new(false),
+            meetings: Meetings::default(),
             pause: RefCell::new(pause),
         };
         ops.layer_inputs()?;

@@ -281,10 +281,7 @@ impl PrefillBuffers {
             rows,
             texts: None,
             host: self.host.as_ref(),
-            met: Cell::new(0),
-            layer: None,
-            sums: Cell::new(0),
-            is_unpacked: Cell::new(false),
+            meetings: Meetings::default(),
             pause: RefCell::new(&mut go_on),
         };
         if let (Some(entry), Some(states)) = (&eval.plan.entry, states) {
@@ -320,10 +317,11 @@ impl PrefillBuffers {
             rows: chunk.rows,
             texts: None,
             host: self.host.as_ref(),
-            met: Cell::new(chunk.met),
-            layer: Some(layer),
-            sums: Cell::new(0),
-            is_unpacked: Cell::new(false),
+            meetings: Meetings {
+                met: Cell::new(chunk.met),
+                layer: Some(layer),
+                ..Meetings::default()
+            },
             pause: RefCell::new(pause),
         };
         let residual = ops.at().rows.residual;
@@ -331,9 +329,21 @@ impl PrefillBuffers {
         unsafe { eval.keep_place(chunk.next, residual, chunk.rows, true)? };
         walk(&ops, chunk.next, layer)?;
         chunk.next += 1;
-        chunk.met = ops.met.get();
+        chunk.met = ops.meetings.met.get();
         Ok(())
     }
+}
+
+/// How far a chunk is with what all ranks do together.
+#[derive(Default)]
+pub(super) struct Meetings<'a> {
+    /// Meetings so far.
+    met: Cell<u32>,
+    /// The layer that is evaluated, and sums in it so far.
+    layer: Option<&'a LayerPlan>,
+    sums: Cell<u32>,
+    /// The next product's matrix was unpacked ahead.
+    is_unpacked: Cell<bool>,
 }
 
 /// The operations of a chunk, one row per token.
@@ -347,13 +357,8 @@ pub(super) struct ChunkOperations<'a> {
     pub rows: u32,
     /// Where texts are, if the rows are not of a session.
     pub texts: Option<&'a TextPlaces>,
-    /// Meetings with other ranks so far.
-    pub met: Cell<u32>,
-    /// The layer that is evaluated, and sums over ranks in it so far.
-    pub layer: Option<&'a LayerPlan>,
-    pub sums: Cell<u32>,
-    /// The next product's matrix was unpacked ahead.
-    pub is_unpacked: Cell<bool>,
+    /// With other ranks.
+    pub meetings: Meetings<'a>,
     /// Where rows cross to the host.
     pub host: Option<&'a HostRows>,
     /// Called between pieces of the work.
@@ -372,8 +377,9 @@ impl ChunkOperations<'_> {
 
     /// The feed-forward part whose first product comes behind the sum over ranks that was enqueued, if that is the next product.
     fn follows_sum(&self) -> Option<&MlpPlan> {
-        let layer = self.layer?;
-        let is_first = self.sums.replace(self.sums.get() + 1) == 0;
+        let layer = self.meetings.layer?;
+        let sums = &self.meetings.sums;
+        let is_first = sums.replace(sums.get() + 1) == 0;
         let has_one_output = match layer.mixer {
             MixerPlan::Attention(_)
             | MixerPlan::Latent(_)
@@ -500,7 +506,7 @@ impl Operations for ChunkOperations<'_> {
         // SAFETY: *workspace*, which `self` promises, as that all ranks do the same.
         unsafe {
             self.eval
-                .sum_ranks(rows, (from, base, to), self.rows, &self.met)?;
+                .sum_ranks(rows, (from, base, to), self.rows, &self.meetings.met)?;
         }
         match self.follows_sum() {
             Some(mlp) => self.unpack_ahead(mlp),

@@ -42,13 +42,13 @@ impl ChunkOperations<'_> {
     pub(super) fn unpack_ahead(&self, mlp: &MlpPlan) -> Result<()> {
         let half = self.gates(mlp).then_some(mlp.n_ff);
         self.unpack(&mlp.up, half, true)?;
-        self.is_unpacked.set(true);
+        self.meetings.is_unpacked.set(true);
         Ok(())
     }
 
     /// Unpacks a matrix, unless it was unpacked ahead.
     fn unpack_next(&self, matrix: &Matrix, half: Option<u32>) -> Result<()> {
-        match self.is_unpacked.take() {
+        match self.meetings.is_unpacked.take() {
             true => Ok(()),
             false => self.unpack(matrix, half, false),
         }
