@@ -1,6 +1,7 @@
 // Sums over GPUs that share the layers of a network: each adds what all have, in the order of their ranks, so that all have the same
-// bits. A block stores a piece into the memory of every peer and raises a flag there. Where NCCL has gathered what all have (rank_add),
-// it lies in the memory of each. Products of one row do all this themselves (product.cuh).
+// bits. A block stores a piece into the memory of every peer and raises a flag there, or, where there is much, reads what the peers have
+// (rank_sum_pulled). Where NCCL has gathered what all have (rank_add), it lies in the memory of each. Products of one row do all this
+// themselves (product.cuh).
 #include "ranks.cuh"
 
 static_assert(sizeof(MeetingArgs) == 104, "as in args/ranks.rs");
@@ -9,7 +10,6 @@ static_assert(sizeof(RankSumArgs) == 288, "as in args/ranks.rs");
 __device__ __forceinline__ uint64_t flag_at(const MeetingArgs& m, uint32_t at, uint32_t from, uint32_t piece) {
     return m.flags[at] + (((uint64_t)(m.index & 1) * MAX_RANKS + from) * SUM_FLAGS + piece) * 8;
 }
-// A peer may be ahead already.
 __device__ __forceinline__ uint64_t flag_of(const MeetingArgs& m) { return *(volatile const uint64_t*)m.launch << 16 | (m.index + 1); }
 
 // Says to all ranks that what this block has stored for them is there: one thread does, for all threads that it has met. Fences of all
@@ -19,7 +19,7 @@ __device__ __forceinline__ void raise(const MeetingArgs& m, uint32_t piece, uint
     for (uint32_t peer = 0; peer < m.n_ranks; peer++)
         asm volatile("st.relaxed.sys.global.u64 [%0],%1;" ::"l"(flag_at(m, peer, m.rank, piece)), "l"(flag) : "memory");
 }
-// Waits until rank `peer` says so.
+// Waits until rank `peer` says so, which may be ahead already.
 __device__ __forceinline__ void await(const MeetingArgs& m, uint32_t peer, uint32_t piece, uint64_t wanted) {
     const uint64_t mine = flag_at(m, m.rank, peer, piece);
     Patience patience;
@@ -34,8 +34,6 @@ __device__ __forceinline__ float* inbox_of(const RankSumArgs& a, uint32_t at, ui
 }
 
 __device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }
-__device__ __forceinline__ void clear(float4& v) { v = make_float4(0, 0, 0, 0); }
-__device__ __forceinline__ void clear(float& v) { v = 0; }
 
 // Rows in pieces, in units of T, of which U a thread are under way at once. The first half of the blocks stores what this rank has into
 // the memory of the others, piece after piece, and the other half adds up the pieces that are there meanwhile.

@@ -423,7 +423,6 @@ pub fn on_threads(models: &[Arc<Model>; 2], count: usize) {
     });
 }
 
-/// A GPU that does not come in time is an error of a model that is lost, and of no other.
 /// Sums that are long enough to be read where they are, of short rows.
 fn pulled() {
     set_pulled(0);
@@ -434,6 +433,7 @@ fn pulled() {
     set_pulled(2 << 20);
 }
 
+/// A GPU that does not come in time is an error of a model that is lost, and of no other.
 fn absent() {
     let path = path_of("mistral");
     // Less than a sum takes.

@@ -223,6 +223,16 @@ fn b_of(pair: &LowRank) -> Result<Vec<u8>> {
     }
 }
 
+/// `count` rows, each with zeros behind it up to `row` bytes.
+fn padded(rows: &[u8], count: usize, row: usize) -> Result<Vec<u8>> {
+    let length = rows.len() / count;
+    let mut padded = try_vec(row * count, 0u8, "an adapter")?;
+    for (to, from) in padded.chunks_exact_mut(row).zip(rows.chunks_exact(length)) {
+        to[..length].copy_from_slice(from);
+    }
+    Ok(padded)
+}
+
 /// Bytes of a row of `A` on the device, whose products read whole groups, and of all of `B`.
 fn device_bytes(pair: &LowRank, cut: &MatrixCut) -> (usize, usize) {
     let row = cut.columns.len().next_multiple_of(32) * pair.a_type.block_bytes();
@@ -277,6 +287,13 @@ impl DeviceAdapter {
         let numbers = Buffer::new(context, bytes, what)?;
         let mut pairs = HashMap::new();
         let mut at = 0;
+        // Where some numbers are that are brought there.
+        let mut put = |bytes: &[u8]| -> Result<u64> {
+            numbers.write(at, bytes)?;
+            let address = numbers.address() + at as u64;
+            at += bytes.len().next_multiple_of(ALIGNMENT);
+            Ok(address)
+        };
         for cut in &mine {
             let whole = &adapter.pairs[&cut.whole];
             let row = device_bytes(whole, cut).0;
@@ -289,40 +306,25 @@ impl DeviceAdapter {
                 }
             };
             let length = pair.a.len() / pair.rank;
-            let a = numbers.address() + at as u64;
-            if row == length {
-                numbers.write(at, &pair.a)?;
-            } else {
-                let mut padded = try_vec(row * pair.rank, 0u8, what)?;
-                let rows = padded.chunks_exact_mut(row);
-                for (to, from) in rows.zip(pair.a.chunks_exact(length)) {
-                    to[..length].copy_from_slice(from);
-                }
-                numbers.write(at, &padded)?;
-            }
-            at += (row * pair.rank).next_multiple_of(ALIGNMENT);
-            let b = b_of(pair)?;
-            numbers.write(at, &b)?;
+            let a = match row == length {
+                true => put(&pair.a)?,
+                false => put(&padded(&pair.a, pair.rank, row)?)?,
+            };
             let device = DevicePair {
                 a,
-                b: numbers.address() + at as u64,
+                b: put(&b_of(pair)?)?,
                 a_type: type_number(pair.a_type),
                 b_type: type_number(pair.b.ty()),
                 rank: pair.rank as u32,
                 scale: pair.scale,
             };
-            at += b.len().next_multiple_of(ALIGNMENT);
             pairs.insert(cut.whole, device);
         }
         let mut embedding = None;
         if let Some((pair, halves)) = of_embedding {
-            numbers.write(at, &halves.a)?;
-            let a = numbers.address() + at as u64;
-            at += halves.a.len().next_multiple_of(ALIGNMENT);
-            numbers.write(at, &halves.b)?;
             embedding = Some(DevicePair {
-                a,
-                b: numbers.address() + at as u64,
+                a: put(&halves.a)?,
+                b: put(&halves.b)?,
                 a_type: type_number(pair.of_tokens.ty()),
                 b_type: type_number(pair.rows.ty()),
                 rank: pair.rank as u32,
@@ -363,15 +365,11 @@ struct EmbeddingNumbers {
 
 impl EmbeddingNumbers {
     fn of(plan: &Plan, pair: &EmbeddingPair) -> Result<EmbeddingNumbers> {
-        let a = bytes_of(&pair.of_tokens)?;
-        let rows = bytes_of(&pair.rows)?;
-        let length = rows.len() / pair.rank;
         let row = plan.embedding.groups as usize * 32 * pair.rows.ty().block_bytes();
-        let mut b = try_vec(row * pair.rank, 0u8, "an adapter")?;
-        for (to, from) in b.chunks_exact_mut(row).zip(rows.chunks_exact(length)) {
-            to[..length].copy_from_slice(from);
-        }
-        Ok(EmbeddingNumbers { a, b })
+        Ok(EmbeddingNumbers {
+            a: bytes_of(&pair.of_tokens)?,
+            b: padded(&bytes_of(&pair.rows)?, pair.rank, row)?,
+        })
     }
 }
 

@@ -320,6 +320,7 @@ impl PrefillBuffers {
             meetings: Meetings {
                 met: Cell::new(chunk.met),
                 layer: Some(layer),
+                before_layer: chunk.met,
                 ..Meetings::default()
             },
             pause: RefCell::new(pause),
@@ -339,9 +340,9 @@ impl PrefillBuffers {
 pub(super) struct Meetings<'a> {
     /// Meetings so far.
     met: Cell<u32>,
-    /// The layer that is evaluated, and sums in it so far.
+    /// The layer that is evaluated, and meetings before it.
     layer: Option<&'a LayerPlan>,
-    sums: Cell<u32>,
+    before_layer: u32,
     /// The next product's matrix was unpacked ahead.
     is_unpacked: Cell<bool>,
 }
@@ -377,9 +378,9 @@ impl ChunkOperations<'_> {
 
     /// The feed-forward part whose first product comes behind the sum over ranks that was enqueued, if that is the next product.
     fn follows_sum(&self) -> Option<&MlpPlan> {
-        let layer = self.meetings.layer?;
-        let sums = &self.meetings.sums;
-        let is_first = sums.replace(sums.get() + 1) == 0;
+        let meetings = &self.meetings;
+        let layer = meetings.layer?;
+        let is_first = meetings.met.get() == meetings.before_layer + 1;
         let has_one_output = match layer.mixer {
             MixerPlan::Attention(_)
             | MixerPlan::Latent(_)

@@ -265,8 +265,10 @@ impl Peer {
         let units = (u64::from(rows) * u64::from(len)).div_ceil(4);
         let fours = [len, from.stride, to.stride];
         let has_fours = fours.iter().all(|n| n.is_multiple_of(4));
-        let pulled =
-            has_fours && from.address != to.address && units * 16 >= PULLED.load(Ordering::Relaxed);
+        let pulled = rows > 1
+            && has_fours
+            && from.address != to.address
+            && units * 16 >= PULLED.load(Ordering::Relaxed);
         let pieces = units.div_ceil(THREADS.into());
         let pieces = pieces.clamp(1, MAX_SUM_PIECES.into()) as u32;
         let sum = args::RankSum {
