@@ -62,6 +62,10 @@ template <int N> struct NormRowOf {
             for (int i = 0; i < N; i++)
                 if (place(i) < width) v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
         }
+        find_scale(a, block_sum(squares(), scratch), inverse_len);
+    }
+    // The sum of a thread's squares.
+    __device__ __forceinline__ float squares() const {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -70,9 +74,10 @@ template <int N> struct NormRowOf {
             sum = __fmaf_rn(v[i].z, v[i].z, sum);
             sum = __fmaf_rn(v[i].w, v[i].w, sum);
         }
-        sum = block_sum(sum, scratch);
-        scale = 1.0f / sqrtf(__fmaf_rn(sum, inverse_len, a.eps));
+        return sum;
     }
+    // The factor, from the block's sum.
+    __device__ __forceinline__ void find_scale(const NormArgs& a, float sum, float inverse_len) { scale = 1.0f / sqrtf(__fmaf_rn(sum, inverse_len, a.eps)); }
     // Elements place(i) to place(i) + 3.
     __device__ __forceinline__ void values(const NormArgs& a, int i, uint32_t width, float* r) const {
         r[0] = __fmul_rn(__fmul_rn(v[i].x, scale), w[i].x);
@@ -85,6 +90,24 @@ template <int N> struct NormRowOf {
     }
 };
 using NormRow = NormRowOf<4>;
+
+// NormRowOf::sum of a few rows, whose sums over the block go together. `scratch` holds 32 floats a row.
+template <int N, int ROWS> __device__ __forceinline__ void sum_norm_rows(NormRowOf<N> (&rows)[ROWS], const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
+    if (a.layer) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) rows[r].sum(a, width, inverse_len, scratch + r * 32);
+        return;
+    }
+    const uint32_t lane = threadIdx.x & 31, warps = (blockDim.x + 31) >> 5;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float sum = warp_sum(rows[r].squares());
+        if (lane == 0) scratch[r * 32 + (threadIdx.x >> 5)] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) rows[r].find_scale(a, warp_sum(lane < warps ? scratch[r * 32 + lane] : 0.0f), inverse_len);
+}
 
 // Four elements of what residual_add makes: out_scale * (base + scale * v). That kernel has lines of its own, for this function
 // would change its machine code.

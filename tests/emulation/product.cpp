@@ -88,6 +88,32 @@ struct Launch {
             for (uint32_t i = len; i < stride; i++) check(out[b * stride + i] != out[b * stride + i], network, "rows", "written behind a row");
         }
     }
+
+    // Two rows whose input the kernel makes, of the norm of each or of each as it is: each has the bits that it has alone.
+    void run_two(const NormArgs& norm) const {
+        const uint32_t width = matrix.groups * 32, len = matrix.rows() / (finish == GATE ? 2 : 1), stride = len + 5;
+        std::vector<float> x(2 * width), base(2 * stride), out(2 * stride, NAN);
+        // Rows with a mean, of different sizes.
+        for (uint32_t i = 0; i < 2 * width; i++) x[i] = ((float)(numbers() % 2000) - 900.0f) * (i < width ? 1e-3f : 3e-2f);
+        for (float& v : base) v = (float)(numbers() % 1000) * 1e-2f;
+        FewProductArgs few{args(), 2, stride};
+        few.product.x = x.data();
+        few.product.norm = norm;
+        few.product.out = out.data();
+        few.product.residual = finish == PLAIN ? base.data() : NULL;
+        const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] { few_body<TYPES, 2, true>(few); });
+        check(wrong.empty(), network, "two rows", wrong);
+        for (uint32_t b = 0; b < 2; b++) {
+            Launch one = *this;
+            one.residual = finish == PLAIN ? base.data() + b * stride : NULL;
+            const std::vector<float> alone = one.run("one of two rows", [&](ProductArgs& a) {
+                a.x = x.data() + b * width;
+                a.norm = norm;
+            });
+            check(memcmp(alone.data(), out.data() + b * stride, len * 4) == 0, network, "two rows", "other bits than alone");
+            for (uint32_t i = len; i < stride; i++) check(out[b * stride + i] != out[b * stride + i], network, "two rows", "written behind a row");
+        }
+    }
 };
 
 // The operations of a layer and of the head, each with the input that the one before has left.
@@ -179,6 +205,11 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
         several.run_rows<4>(3);
         several.run_rows<4>(4);
     }
+
+    Launch{n, l.qkv, blocks}.run_two(l.attention_norm);
+    Launch{n, l.up, blocks, n.gated ? GATE : ACTIVATE}.run_two(l.feed_forward_norm);
+    Launch{n, l.down, blocks}.run_two({});
+    Launch{n, model.head, blocks}.run_two(model.final_norm);
 
     // A product whose outputs three ranks add up, of which the others have sent theirs already.
     for (uint32_t own = 0; own < 3; own++)

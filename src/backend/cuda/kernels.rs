@@ -356,9 +356,11 @@ impl Kernels {
             if batch == 1 && self.takes_product(matrix, types, &mine, 1) {
                 let product = Product {
                     matrix,
+                    rows: 1,
                     input: RowInput::Rounded(*input),
                     finish: Finish::Plain { residual },
                     out,
+                    stride: out_stride,
                     adapted: None,
                 };
                 // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.

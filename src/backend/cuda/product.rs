@@ -1,4 +1,5 @@
-//! Launches of products of one row (`kernels/product.cuh`): the decode step of one session.
+//! Launches of products of one row (`kernels/product.cuh`) and of a few (`kernels/product_few.cuh`): the decode step of one session, or of a
+//! few.
 
 use super::adapters::OneSession;
 use super::args;
@@ -18,7 +19,7 @@ const LORA_DOWN_PARTS: usize = 16;
 const KEPT_OF_ROW: usize = 64;
 /// Widest row that a norm takes: what the registers of a block hold.
 const WIDEST_NORM: u32 = 16 * 512;
-/// Widest row that is added up before, by `FOURS_OF_SUM` of product.cuh.
+/// Widest row that is added up before, or that is one of two which a norm takes, by `FOURS_OF_SUM` of product.cuh.
 pub(super) const WIDEST_SUM: u32 = 8 * 512;
 
 /// Rows that kernels of several rows are made for (`product_few_*`).
@@ -80,17 +81,21 @@ impl Finish {
     }
 }
 
-/// A product with one row.
+/// A product with one row, or with two that follow each other, of which the kernel makes its input.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     /// The matrix.
     pub matrix: &'a Matrix,
-    /// The row.
+    /// How many rows.
+    pub rows: u32,
+    /// The first row.
     pub input: RowInput,
     /// What becomes of it.
     pub finish: Finish,
     /// Address of the output.
     pub out: u64,
+    /// Floats from one row of the output, and of what is added to it, to the next.
+    pub stride: u32,
     /// What adapters have for it, where [`Kernels::adds_adapters`].
     pub adapted: Option<args::Adapted>,
 }
@@ -177,6 +182,11 @@ impl Kernels {
             }
             self.find("product_few_k", &format!("product_few_{PAIR}_{rows}"), most)?;
         }
+        for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
+            let name = own_of_two(ty.name());
+            self.find(&kernel_file("product_few", ty), &name, most)?;
+        }
+        self.find("product_few_k", &own_of_two(PAIR), most)?;
         for ty in RecordType::SUMMED {
             for kind in ["product_summed", "product_spread_summed"] {
                 let name = format!("{kind}_{}", ty.name());
@@ -189,14 +199,31 @@ impl Kernels {
         Ok(())
     }
 
-    /// Whether [`Kernels::product`] takes this matrix, with an input of its own making where `len` is its
+    /// Whether [`Kernels::product`] takes so many rows and this matrix, with an input of its own making where `len` is its
     /// length.
-    pub fn makes_input(&self, matrix: &Matrix, norm: bool, len: u32, halves: u32) -> bool {
+    pub fn makes_input(
+        &self,
+        matrix: &Matrix,
+        norm: bool,
+        len: u32,
+        halves: u32,
+        rows: u32,
+    ) -> bool {
+        let widest = match rows {
+            1 => WIDEST_NORM,
+            _ => WIDEST_SUM,
+        };
         matrix.groups * 32 == len
-            && (!norm || len <= WIDEST_NORM)
+            && (!norm || len <= widest)
             && (halves == 1 || matrix.segments.len() == 1)
-            && (matrix.kernel_groups().iter())
-                .all(|(types, which)| self.takes_product(matrix, types, which, halves))
+            && (matrix.kernel_groups().iter()).all(|(types, which)| match rows {
+                1 => self.takes_product(matrix, types, which, halves),
+                2 => {
+                    self.has(&own_of_two(types))
+                        && self.plan_product(matrix, which, halves, 2).is_some()
+                }
+                _ => false,
+            })
     }
 
     /// Whether it adds up a row first, of which it makes its input.
@@ -267,8 +294,8 @@ impl Kernels {
         types: &str,
         which: &[usize],
     ) -> Result<()> {
-        let halves = product.finish.halves();
-        let Some(plan) = self.plan_product(product.matrix, which, halves, 1) else {
+        let (halves, rows) = (product.finish.halves(), product.rows);
+        let Some(plan) = self.plan_product(product.matrix, which, halves, rows as usize) else {
             fail!(Internal, "a product with {types} does not fit");
         };
         let mut args = args::Product {
@@ -320,6 +347,16 @@ impl Kernels {
         // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
             match (product.adapted, added, linked) {
+                (None, None, None) if rows == 2 => {
+                    let args = args::FewProduct {
+                        product: args,
+                        rows,
+                        stride: product.stride,
+                    };
+                    let name = own_of_two(types);
+                    self.launch(stream, &name, grid, threads, plan.shared, &args)
+                }
+                _ if rows != 1 => fail!(Internal, "a product of {rows} rows of its own making"),
                 (None, None, Some(row)) => {
                     let args = args::LinkedProduct { product: args, row };
                     self.launch(stream, &name("_linked"), grid, threads, plan.shared, &args)
@@ -467,6 +504,11 @@ impl Kernels {
             most_rows,
         })
     }
+}
+
+/// The kernel for two rows that makes their input.
+fn own_of_two(types: &str) -> String {
+    format!("product_few_own_{types}_2")
 }
 
 /// How long a row takes beside others that a kernel takes with it: Q6_K has more to unpack for its bytes.

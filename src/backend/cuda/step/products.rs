@@ -22,7 +22,10 @@ impl StepOperations<'_> {
                 self.normed(norm, &mlp.up, at.rows.wide)?;
             }
             MlpInput::OfExperts(norm) => {
-                if let Some(inner) = self.fused_mlp(norm, mlp)? {
+                // Experts of several rows may still read the input where the fused product writes.
+                if self.batch == 1
+                    && let Some(inner) = self.fused_mlp(norm, mlp)?
+                {
                     return Ok(inner);
                 }
                 self.matvec(&mlp.up, at.rows.wide, 0)?;
@@ -47,9 +50,11 @@ impl StepOperations<'_> {
         let kernels = self.eval.kernels;
         let product = Product {
             matrix: &mlp.up,
+            rows: self.batch,
             input: self.take_residual(norm, &mlp.up)?,
             finish,
             out: at.inputs.f32,
+            stride: mlp.n_ff,
             adapted: self.adapted(&mlp.up),
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
@@ -67,16 +72,15 @@ impl StepOperations<'_> {
         mlp.cutoff.is_none()
             && self.fuses(&mlp.up, norm, finish(mlp).halves())
             && self.adds_adapters(&mlp.down)
-            && kernels.makes_input(&mlp.down, mlp.inner_norm.is_some(), mlp.n_ff, 1)
+            && kernels.makes_input(&mlp.down, mlp.inner_norm.is_some(), mlp.n_ff, 1, self.batch)
     }
 
     /// Whether one kernel makes the input of a product from the residual stream, and does the product.
     fn fuses(&self, matrix: &Matrix, norm: Option<args::Norm>, halves: u32) -> bool {
         let len = self.eval.plan.hidden;
         let kernels = self.eval.kernels;
-        self.batch == 1
-            && self.adds_adapters(matrix)
-            && kernels.makes_input(matrix, norm.is_some(), len, halves)
+        self.adds_adapters(matrix)
+            && kernels.makes_input(matrix, norm.is_some(), len, halves, self.batch)
     }
 
     /// `out = matrix * norm(residual stream)`.
@@ -109,9 +113,11 @@ impl StepOperations<'_> {
         }
         let product = Product {
             matrix,
+            rows: self.batch,
             input: *input,
             finish: Finish::Plain { residual },
             out: out.address,
+            stride: out.stride,
             adapted: self.adapted(matrix),
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises. Only `fuses`
@@ -145,9 +151,11 @@ impl StepOperations<'_> {
         let residual = residual.map_or(0, |residual| rows.of(residual).address);
         let product = Product {
             matrix,
+            rows: 1,
             input: *input,
             finish: Finish::Ranks { row, residual },
             out: rows.of(out).address,
+            stride: rows.of(out).stride,
             adapted: None,
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises, as that all ranks do the same.
@@ -214,17 +222,20 @@ impl StepOperations<'_> {
     ) -> Result<Option<RowInput>> {
         let at = self.buffers.at();
         let kernels = self.eval.kernels;
-        let fused = self.fuses(&own.gate, None, 1)
-            && kernels.makes_input(&own.projection, false, own.gate.rows, 1);
+        let fused = self.batch == 1
+            && self.fuses(&own.gate, None, 1)
+            && kernels.makes_input(&own.projection, false, own.gate.rows, 1, 1);
         if !fused {
             return Ok(None);
         }
         let weighted = own.weighted(layer, &at.rows);
         let product = Product {
             matrix: &own.gate,
+            rows: 1,
             input: self.take_residual(None, &own.gate)?,
             finish: Finish::Weigh(own.activation, weighted.gate),
             out: at.inputs.f32,
+            stride: own.gate.rows,
             adapted: self.adapted(&own.gate),
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
@@ -266,7 +277,7 @@ impl StepOperations<'_> {
         let (e, at) = (&self.eval, self.buffers.at());
         if self.batch == 1
             && self.adds_adapters(matrix)
-            && e.kernels.makes_input(matrix, norm.is_some(), len, 1)
+            && e.kernels.makes_input(matrix, norm.is_some(), len, 1, 1)
         {
             return Ok(RowInput::Row { x, norm });
         }
@@ -309,12 +320,12 @@ impl StepOperations<'_> {
         self.mark(Work::Norm, 0)
     }
 
-    /// Whether a kernel that does a product of one row adds what adapters have for it, if there may be some.
+    /// Whether a kernel that makes the input of a product adds what adapters have for it, if there may be some.
     fn adds_adapters(&self, matrix: &Matrix) -> bool {
         match &self.eval.adapters {
             _ if matrix.adapted.is_none() => true,
             Adapters::None => true,
-            Adapters::One(one) => self.eval.kernels.adds_adapters(matrix, one),
+            Adapters::One(one) => self.batch == 1 && self.eval.kernels.adds_adapters(matrix, one),
             Adapters::Any => false,
         }
     }
@@ -333,9 +344,11 @@ impl StepOperations<'_> {
         if e.adapts(matrix) && self.batch == 1 && self.adds_adapters(matrix) {
             let product = Product {
                 matrix,
+                rows: 1,
                 input: RowInput::Rounded(inputs),
                 finish: Finish::Plain { residual },
                 out: out.address,
+                stride: out.stride,
                 adapted: self.adapted(matrix),
             };
             // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
