@@ -1,7 +1,7 @@
 #pragma once
 #include "args_common.h"
 
-// Generated from src/backend/cuda/args/ by `make header`. Do not edit.
+// Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
 // Most linear layers of a fused matrix that adapters can be added to, and most pieces that its rows are cut into.
 constexpr size_t MAX_LINEARS = 8;

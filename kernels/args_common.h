@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <cuda_fp16.h>
 
-// Generated from src/backend/cuda/args/ by `make header`. Do not edit.
+// Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
 // Most log-probabilities of an entry.
 constexpr size_t ENTRY_LOGPROBS = 64;

@@ -1,7 +1,7 @@
 #pragma once
 #include "args_common.h"
 
-// Generated from src/backend/cuda/args/ by `make header`. Do not edit.
+// Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
 // Queries, keys and values of rows, in place: their limit, norms with weights of each head, and the factor on values. Values that are
 // shorter than keys get zeros behind them, at another place of the row.

@@ -1,7 +1,7 @@
 #pragma once
 #include "args_common.h"
 
-// Generated from src/backend/cuda/args/ by `make header`. Do not edit.
+// Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
 // Most places between layers whose hidden states a ring has.
 constexpr size_t MAX_PLACES = 3;

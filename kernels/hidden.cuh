@@ -1,4 +1,4 @@
-// Rings of hidden states (src/backend/cuda/hidden.rs).
+// Rings of hidden states (src/backend/cuda/network/hidden.rs).
 #pragma once
 #include "args_common.h"
 #include "args_predictor.h"

@@ -3,7 +3,7 @@
 #include "args_experts.h"
 #include "common.cuh"
 
-// As in src/backend/cuda/experts.rs.
+// As in src/backend/cuda/launch/experts.rs.
 constexpr uint32_t MAX_EXPERTS = 1024, MAX_USED = 31;
 
 enum Scoring : uint32_t { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_SOFTMAX_OF_CHOSEN = 2 };

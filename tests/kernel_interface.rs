@@ -5,14 +5,14 @@ use emberlm::quant::TensorType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Constants of both sides: file and name on the host, file and name on the device.
+/// Constants of both sides: file of `cuda/launch` and name on the host, file and name on the device.
 const CONSTANTS: [[&str; 4]; 33] = [
     ["adapters.rs", "PARTS", "adapters.cuh", "LORA_DOWN_PARTS"],
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],
     ["attention.rs", "MAX_HEAD_DIM", "heads.cu", "LONGEST_READY"],
-    ["mixer/heads.rs", "READY_HEADS", "heads.cu", "READY_HEADS"],
+    ["heads.rs", "READY_HEADS", "heads.cu", "READY_HEADS"],
     [
         "attention/long.rs",
         "MAX_LATENT_KEY",
@@ -26,7 +26,7 @@ const CONSTANTS: [[&str; 4]; 33] = [
         "PRODUCT_ROWS",
     ],
     [
-        "runner/drafts.rs",
+        "../run/runner/drafts.rs",
         "ASKED_TOKENS",
         "drafts.cu",
         "ASKED_TOKENS",
@@ -97,24 +97,14 @@ const CONSTANTS: [[&str; 4]; 33] = [
     ["recurrent.rs", "MAX_STATES", "selective.cu", "MAX_STATES"],
     ["sampling.rs", "GROUPS", "sample.cuh", "GROUPS"],
     [
-        "../../model/network.rs",
+        "../../../model/network.rs",
         "MAX_STREAMS",
         "streams.cu",
         "MAX_STREAMS",
     ],
-    ["embedder.rs", "TILE_K", "matmul.cuh", "TILE_K"],
-    [
-        "embedder/launch.rs",
-        "DENSE_OUTPUTS",
-        "texts.cu",
-        "DENSE_OUTPUTS",
-    ],
-    [
-        "embedder/launch.rs",
-        "DENSE_TEXTS",
-        "texts.cu",
-        "DENSE_TEXTS",
-    ],
+    ["../network/texts.rs", "TILE_K", "matmul.cuh", "TILE_K"],
+    ["texts.rs", "DENSE_OUTPUTS", "texts.cu", "DENSE_OUTPUTS"],
+    ["texts.rs", "DENSE_TEXTS", "texts.cu", "DENSE_TEXTS"],
 ];
 
 fn root() -> PathBuf {
@@ -140,7 +130,7 @@ fn files(folder: &str, start: &str, end: &str) -> BTreeMap<String, String> {
 
 /// The host's side of what is generated.
 fn host_files() -> BTreeMap<String, String> {
-    files("src/backend/cuda/args", "", ".rs")
+    files("src/backend/cuda/launch/args", "", ".rs")
 }
 
 /// What is generated of it.
@@ -329,7 +319,10 @@ fn generated_constants_have_the_same_values() {
         let generated = format!("kernels/args_{}.h", file.trim_end_matches(".rs"));
         for part in code(&text).split("\npub const ").skip(1) {
             let name = part.split(':').next().unwrap_or_default();
-            let host = constant(&root().join("src/backend/cuda/args").join(&file), name);
+            let host = constant(
+                &root().join("src/backend/cuda/launch/args").join(&file),
+                name,
+            );
             assert_eq!(host, constant(&root().join(&generated), name), "{name}");
             found += 1;
         }
@@ -340,7 +333,7 @@ fn generated_constants_have_the_same_values() {
 #[test]
 fn constants_have_the_same_values() {
     for [file, name, kernel_file, kernel_name] in CONSTANTS {
-        let host = constant(&root().join("src/backend/cuda").join(file), name);
+        let host = constant(&root().join("src/backend/cuda/launch").join(file), name);
         let device = constant(&root().join("kernels").join(kernel_file), kernel_name);
         assert_eq!(
             host, device,
@@ -364,7 +357,7 @@ fn element_types_are_the_same() {
         .map(|row| row.trim().split_once(": return ").unwrap())
         .collect();
 
-    let text = read(&root().join("src/backend/cuda/record.rs"));
+    let text = read(&root().join("src/backend/cuda/launch/record.rs"));
     let table = text.split_once("\nrecords! {").unwrap().1;
     let table = table.split_once("\n}").unwrap().0;
     let mut host = Vec::new();

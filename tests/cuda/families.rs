@@ -14,7 +14,7 @@ use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::Tests;
 use crate::model::{gpu, one_by_one, options, runner, same_choice};
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::cuda::weights::CudaWeights;
+use emberlm::backend::cuda::run::weights::CudaWeights;
 use emberlm::backend::{KvType, Runner, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;

@@ -6,7 +6,7 @@ use crate::common::work::Driven;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use emberlm::Status;
-use emberlm::backend::cuda::weights::CudaWeights;
+use emberlm::backend::cuda::run::weights::CudaWeights;
 use emberlm::backend::{DeviceKind, LoadOptions, RunnerOptions, Weights};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::format::{Access, Lent, ModelFile, ModelSource, ReadAt, WeightType};

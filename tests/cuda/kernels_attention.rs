@@ -3,10 +3,10 @@
 use crate::common::tiny::Random;
 use crate::gpu::*;
 use crate::kernels_norm::norm;
-use emberlm::backend::cuda::args::{self, KvLayout};
-use emberlm::backend::cuda::attention::{FMA_ROWS, KV_TILE, LONGEST_SHORT, part_stride};
 use emberlm::backend::cuda::driver::Buffer;
-use emberlm::backend::cuda::step::RowsOf;
+use emberlm::backend::cuda::launch::args::{self, KvLayout};
+use emberlm::backend::cuda::launch::attention::RowsOf;
+use emberlm::backend::cuda::launch::attention::{FMA_ROWS, KV_TILE, LONGEST_SHORT, part_stride};
 
 /// What is unlike llama.
 #[derive(Clone, Copy, Default)]

@@ -3,9 +3,9 @@
 use crate::common::tiny::Random;
 use crate::gpu::*;
 use crate::kernels_weights::{TestMatrix, test_matrix};
-use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
-use emberlm::backend::cuda::matrix::tiled_bytes;
+use emberlm::backend::cuda::launch::args;
+use emberlm::backend::cuda::launch::matrix::tiled_bytes;
 use emberlm::quant::TensorType;
 
 pub fn tests(tests: &mut Tests) {

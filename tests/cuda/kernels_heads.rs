@@ -3,7 +3,7 @@
 use crate::common::tiny::Random;
 use crate::gpu::*;
 use crate::kernels_norm::norm;
-use emberlm::backend::cuda::args;
+use emberlm::backend::cuda::launch::args;
 
 pub fn tests(tests: &mut Tests) {
     tests.push(("ready_heads".into(), Box::new(ready_heads_are_right)));

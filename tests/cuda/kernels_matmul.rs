@@ -3,9 +3,9 @@
 use crate::common::tiny::Random;
 use crate::gpu::*;
 use crate::kernels_weights::test_matrix;
-use emberlm::backend::cuda::args;
-use emberlm::backend::cuda::matrix;
-use emberlm::backend::cuda::record::RecordType;
+use emberlm::backend::cuda::launch::args;
+use emberlm::backend::cuda::launch::matrix;
+use emberlm::backend::cuda::launch::record::RecordType;
 use emberlm::quant::TensorType;
 
 pub fn tests(tests: &mut Tests) {

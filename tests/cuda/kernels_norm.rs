@@ -2,8 +2,9 @@
 
 use crate::common::tiny::Random;
 use crate::gpu::*;
-use emberlm::backend::cuda::matrix::{self, groups};
-use emberlm::backend::cuda::{args, plan};
+use emberlm::backend::cuda::launch::args;
+use emberlm::backend::cuda::launch::feed_forward;
+use emberlm::backend::cuda::launch::matrix::{self, groups};
 use emberlm::model::Activation;
 
 pub fn tests(tests: &mut Tests) {
@@ -205,8 +206,10 @@ fn quantize_input_is_right() {
                 } as u32,
                 inverse_len: 1.0 / len as f32,
                 activation: match way {
-                    Way::Activation { activation, .. } => plan::activation(activation).unwrap(),
-                    Way::NormOfGated => plan::activation(Activation::ReluSquared).unwrap(),
+                    Way::Activation { activation, .. } => {
+                        feed_forward::activation(activation).unwrap()
+                    }
+                    Way::NormOfGated => feed_forward::activation(Activation::ReluSquared).unwrap(),
                     _ => args::Activation::default(),
                 },
             };

@@ -2,8 +2,8 @@
 
 use crate::common::tiny::Random;
 use crate::gpu::*;
-use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
+use emberlm::backend::cuda::launch::args;
 
 pub fn tests(tests: &mut Tests) {
     for case in CASES {

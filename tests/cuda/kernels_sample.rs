@@ -2,9 +2,10 @@
 
 use crate::common::tiny::Random;
 use crate::gpu::*;
-use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::{Buffer, Pinned};
-use emberlm::backend::cuda::sampling::{GROUPS, SamplingState, Stages};
+use emberlm::backend::cuda::launch::args;
+use emberlm::backend::cuda::launch::sampling::{GROUPS, Stages};
+use emberlm::backend::cuda::run::sampling::SamplingState;
 use emberlm::engine::sampling::{
     Breakers, Dry, Input, Logprobs, Sampling, Scratch, TokenRules, choose,
 };

@@ -2,12 +2,12 @@
 
 use crate::common::tiny::Random;
 use crate::gpu::*;
-use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
-use emberlm::backend::cuda::matrix::{
+use emberlm::backend::cuda::launch::args;
+use emberlm::backend::cuda::launch::matrix::{
     self, Inputs, Matrix, MatrixSegment, groups, matrix_bytes, repack_args,
 };
-use emberlm::backend::cuda::record::{RecordType, codebooks};
+use emberlm::backend::cuda::launch::record::{RecordType, codebooks};
 use emberlm::quant::{TensorType, dequantize_row};
 
 pub fn tests(tests: &mut Tests) {

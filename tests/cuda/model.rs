@@ -7,7 +7,7 @@ use crate::common::tiny::Tiny;
 use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::*;
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::cuda::weights::CudaWeights;
+use emberlm::backend::cuda::run::weights::CudaWeights;
 use emberlm::backend::{KvType, RunnerOptions, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;

@@ -10,7 +10,7 @@ use crate::common::states::*;
 use crate::common::tiny::Tiny;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
-use emberlm::backend::cuda::ranks::{set_patience, set_pulled};
+use emberlm::backend::cuda::network::ranks::{set_patience, set_pulled};
 use emberlm::backend::{DeviceKind, LoadOptions, Share};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::state::{Kind, RestoreOptions};

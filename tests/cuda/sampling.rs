@@ -5,7 +5,7 @@ use crate::common::hamlet;
 use crate::common::work::{Driven, Step, step_batch_masked};
 use crate::gpu::*;
 use crate::model::{gpu, runner};
-use emberlm::backend::cuda::weights::CudaWeights;
+use emberlm::backend::cuda::run::weights::CudaWeights;
 use emberlm::backend::{KvType, MaskSource};
 use emberlm::engine::sampling::{
     Breakers, Dry, Input, Logprobs, Sampling, Scratch, TokenRules, choose,

@@ -22,7 +22,7 @@ use crate::families::{
 use crate::gpu::{Tests, context, floats, load_on};
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::cuda::weights::CudaWeights;
+use emberlm::backend::cuda::run::weights::CudaWeights;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions};
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::model::{Mixer, Network};

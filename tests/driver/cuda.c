@@ -34,7 +34,7 @@ static void unlock(int *unused) { (void)unused; pthread_mutex_unlock(&mutex); }
 
 static u64 used;
 
-/* --- what the backend reads of structures (src/backend/cuda/args/) ------------------------------ */
+/* --- what the backend reads of structures (src/backend/cuda/launch/args/) ------------------------------ */
 
 typedef struct {
     u64 tile_bytes, layer_offset;
@@ -76,7 +76,7 @@ typedef struct { u32 end, linear, first, run, step; } Piece;
 typedef struct { u64 sessions, a[6]; u32 out_stride, groups, first_row, rows, outputs, first_linear, n_linears, padding; Piece pieces[8]; } Adapt;
 typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at, tag, padding; Piece pieces[8]; } Adapted;
 typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
-/* The numbers that src/backend/cuda/args/ asserts, so that a field that comes there is missed here at compile time. */
+/* The numbers that src/backend/cuda/launch/args/ asserts, so that a field that comes there is missed here at compile time. */
 _Static_assert(sizeof(Session) == 256 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args/common.rs");
 _Static_assert(sizeof(Attend) == 312 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args/common.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args/common.rs");

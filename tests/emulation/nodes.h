@@ -1,4 +1,4 @@
-// The operations of a step by the kernels that do one each, as src/backend/cuda/step.rs launches them for one
+// The operations of a step by the kernels that do one each, as src/backend/cuda/network/step.rs launches them for one
 // session.
 #pragma once
 #include "attention.cu"

@@ -12,7 +12,7 @@ void check(bool right, const Network& n, const char* what, const std::string& wr
     failures++;
 }
 
-// A product as src/backend/cuda/product.rs launches it.
+// A product as src/backend/cuda/launch/product.rs launches it.
 struct Launch {
     const Network& network;
     const Matrix& matrix;

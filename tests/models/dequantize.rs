@@ -115,7 +115,7 @@ fn no_other_file_lists_the_types() {
         "quant/codebook.rs",
         "quant/encode/mod.rs",
         "format/convert.rs",
-        "backend/cuda/record.rs",
+        "backend/cuda/launch/record.rs",
         "backend/cpu/matmul/types.rs",
         "backend/cpu/matmul/avx2/unpack.rs",
         "backend/cpu/matmul/avx512/unpack.rs",

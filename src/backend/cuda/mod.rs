@@ -1,41 +1,17 @@
 //! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
+//!
+//! Its folders are layers. Each uses only itself and those below it in this list.
+//!
+//! | folder | holds |
+//! |---|---|
+//! | `run` | what lives on a device: weights, runners, batches, embedders, the states of sessions |
+//! | `network` | the plan of where a network lies, and its operations in order |
+//! | `launch` | kernels: their arguments, the matrices that they read, and their launches |
+//! | `driver` | contexts, memory, streams, graphs; NCCL |
 
-mod adapters;
-pub mod arena;
-pub mod args;
-pub mod attention;
-pub mod batch;
-mod crossing;
-mod device;
 pub mod driver;
-pub mod embedder;
-pub mod evaluation;
-pub mod experts;
-mod fusion;
-mod gate;
-mod hidden;
-pub mod host_layers;
-pub mod kernels;
-pub mod matrix;
-mod matvec_batch;
-pub mod mixer;
-pub mod nccl;
-mod own_input;
-pub mod plan;
-mod predictor;
-pub mod prefill;
-mod product;
-pub mod ranks;
-pub mod record;
-mod recurrent;
-mod residency;
-pub mod runner;
-pub mod sampling;
-pub mod state;
-pub mod step;
-mod streams;
-mod upload;
-mod walk;
-pub mod weights;
+pub mod launch;
+pub mod network;
+pub mod run;
 
-pub use device::{BACKEND, CudaBackend};
+pub use run::device::{BACKEND, CudaBackend};

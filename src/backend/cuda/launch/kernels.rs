@@ -1,0 +1,682 @@
+//! The kernels, loaded into a context, and their launches.
+//!
+//! A launch fills the kernel's structure, chooses its grid, and enqueues it. Shapes were checked when
+//! the network was described; these functions only turn them into arguments.
+
+use super::args;
+use super::feed_forward::{MlpPlan, SILU};
+use super::matrix::{Inputs, Matrix, PAIR};
+use super::matvec_batch;
+use super::product::{Finish, Product, RowInput, WIDEST_SUM};
+use super::record::RecordType;
+use crate::backend::cuda::driver::{Context, Kernel, Launch, Module, Stream};
+use crate::error::{Result, fail};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::Arc;
+
+include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
+
+/// Warps of a matvec block.
+pub(super) const WARPS: usize = 16;
+/// Rows of input that the matvec kernels are made for.
+const MATVEC_ROWS: [usize; 2] = [1, 4];
+/// Bytes of weights that a matvec launch asks for ahead of its input: a part of the L2 cache.
+const PREFETCH_BYTES: u64 = 24 << 20;
+/// At least the static shared memory of a matvec block.
+const STATIC_SHARED: usize = 2048;
+/// Threads of the `quantize_input` kernel for rows that one block handles.
+const QUANTIZE_INPUT_THREADS: u32 = 1024;
+
+/// A launch of a matvec kernel, but for the addresses of its input and output.
+pub(super) struct MatvecPlan {
+    /// Input rows that the kernel is made for.
+    pub rows: usize,
+    pub args: args::Matvec,
+    pub grid: u32,
+    pub shared: usize,
+}
+
+/// All kernels of a device.
+pub struct Kernels {
+    context: Arc<Context>,
+    modules: HashMap<&'static str, Module>,
+    by_name: HashMap<String, Kernel>,
+    /// Warpgroup products, which only compute capability 9.0 has.
+    wgmma: bool,
+    multiprocessors: u32,
+}
+
+impl Kernels {
+    /// Loads everything that a network of any types may need.
+    pub fn load(context: &Arc<Context>) -> Result<Kernels> {
+        let mut modules = HashMap::new();
+        for (name, image) in MODULES {
+            modules.insert(*name, Module::load(context, image)?);
+        }
+        let properties = context.properties();
+        let mut kernels = Kernels {
+            context: context.clone(),
+            modules,
+            by_name: HashMap::new(),
+            wgmma: properties.capability == (9, 0),
+            multiprocessors: properties.multiprocessors,
+        };
+        kernels.find_all()?;
+        Ok(kernels)
+    }
+
+    fn find_all(&mut self) -> Result<()> {
+        let shared = self.context.properties().shared_bytes;
+        // What a matvec's dynamic memory may take beside its barriers.
+        let beside_barriers = shared - STATIC_SHARED;
+        let plain = [
+            ("repack", "repack", 0),
+            ("repack", "unpack", 0),
+            ("repack", "unpack_f32", 0),
+            ("embed", "embed", 0),
+            ("embed", "layer_inputs", 0),
+            ("norm", "quantize_input", 0),
+            ("norm", "residual_add", 0),
+            ("norm", "norm_parts", 0),
+            ("norm", "finish_logits", 0),
+            ("matmul", "matmul", self.matmul_shared()),
+            ("rope", "rope_append", 0),
+            ("attention", "attend_combine", 0),
+            ("sample", "penalize", 0),
+            ("sample", "best", 0),
+            ("sample", "finish", 0),
+            ("adapters", "lora_down", 0),
+            ("adapters", "lora_down_8", 0),
+            ("adapters", "lora_up", 0),
+            ("adapters", "lora_up_8", 0),
+            ("ranks", "rank_sum", 0),
+            ("ranks", "rank_sum_pulled", 0),
+            ("ranks", "rank_logits", 0),
+            ("ranks", "rank_pack", 0),
+            ("ranks", "rank_add", 0),
+            ("ranks", "rank_place", 0),
+            ("streams", "streams_begin", 0),
+            ("streams", "streams_end", 0),
+            ("streams", "streams_predict", 0),
+            ("streams", "streams_around", 0),
+            ("streams", "streams_correct", 0),
+            ("streams", "streams_spread", 0),
+            ("streams", "sparse_gates", 0),
+            ("drafts", "draft_rows", 0),
+            ("drafts", "accept_drafts", 0),
+            ("predictor", "keep_states", 0),
+            ("predictor", "enter_head", 0),
+            ("fusion", "keep_place", 0),
+            ("fusion", "gather_states", 0),
+            ("fusion", "join_head", 0),
+            ("fusion", "spread_logits", 0),
+            ("draw", "draw", 0),
+            ("draw", "logprobs", 0),
+        ];
+        for (module, name, bytes) in plain {
+            self.find(module, name, bytes)?;
+        }
+        self.find_attention()?;
+        self.find_heads()?;
+        self.find_texts()?;
+        self.find_experts()?;
+        self.find_products()?;
+        self.find_own_inputs()?;
+        self.find_recurrent()?;
+        if self.wgmma {
+            for width in [128, 256] {
+                for kind in ["wgmma", "gated"] {
+                    let name = format!("matmul_{kind}_{width}");
+                    self.find("matmul_wgmma", &name, WGMMA_SHARED)?;
+                }
+            }
+        }
+        for ty in RecordType::ALL {
+            let batches = if ty.is_float() {
+                &[1][..]
+            } else {
+                &MATVEC_ROWS
+            };
+            for rows in batches {
+                let name = format!("matvec_{}_{rows}", ty.name());
+                self.find(&kernel_file("matvec", ty), &name, beside_barriers)?;
+            }
+        }
+        self.find_batches()?;
+        for rows in MATVEC_ROWS {
+            self.find(
+                "matvec_k",
+                &format!("matvec_{PAIR}_{rows}"),
+                beside_barriers,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Makes a kernel of a file known, with the dynamic shared memory that it may take.
+    pub(super) fn find(&mut self, module: &str, name: &str, shared: usize) -> Result<()> {
+        let c_name = CString::new(name).expect("names have no NUL");
+        let Some(module) = self.modules.get(module) else {
+            fail!(Internal, "no kernel file {module:?} in this build");
+        };
+        let kernel = module.kernel(&c_name, shared)?;
+        self.by_name.insert(name.to_owned(), kernel);
+        Ok(())
+    }
+
+    /// Shared memory of the matmul kernels: stages of two tiles, as `MATMUL_STAGES` of matmul.cuh.
+    pub(super) fn matmul_shared(&self) -> usize {
+        let stages = if self.context.properties().capability.0 >= 8 {
+            3
+        } else {
+            2
+        };
+        stages * (128 + 128) * 64 * 2
+    }
+
+    /// Whether products of many rows go by warpgroups.
+    pub(in crate::backend::cuda) fn has_wgmma(&self) -> bool {
+        self.wgmma
+    }
+
+    /// Whether the device can run a kernel.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    pub(super) fn get(&self, name: &str) -> Result<Kernel> {
+        match self.by_name.get(name) {
+            Some(kernel) => Ok(*kernel),
+            None => fail!(Unsupported, "this device cannot run the kernel {name}"),
+        }
+    }
+
+    /// The context that the kernels are loaded into.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Multiprocessors of the device.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Whether a block may have the shared memory that `LARGE_SHARED` of instructions.cuh promises.
+    pub(super) fn has_large_shared(&self) -> bool {
+        (9..12).contains(&self.context.properties().capability.0)
+    }
+
+    /// Whether blocks can form clusters, and the kernels use them.
+    pub(super) fn has_clusters(&self) -> bool {
+        self.context.properties().capability.0 >= 9
+    }
+
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(in crate::backend::cuda) unsafe fn launch<T: Copy>(
+        &self,
+        stream: &Stream,
+        name: &str,
+        grid: (u32, u32, u32),
+        block: u32,
+        shared: usize,
+        args: &T,
+    ) -> Result<()> {
+        let launch = Launch {
+            grid,
+            block,
+            shared: shared as u32,
+            programmatic: self.context.programmatic(),
+        };
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { stream.launch(self.get(name)?, &launch, args) }
+    }
+
+    /// Brings rows from the layout of a file into records.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; `raw` must hold `args.rows` rows.
+    pub unsafe fn repack(&self, stream: &Stream, args: &args::Repack) -> Result<()> {
+        let threads = u64::from(args.rows) * u64::from(args.groups);
+        let grid = (threads.div_ceil(128) as u32, 1, 1);
+        // SAFETY: by contract, `raw` holds `args.rows` rows, and all addresses are valid. Not
+        // programmatic: the kernel does not wait.
+        unsafe {
+            let launch = Launch {
+                grid,
+                block: 128,
+                shared: 0,
+                programmatic: false,
+            };
+            stream.launch(self.get("repack")?, &launch, args)
+        }
+    }
+
+    /// Plain values of rows of a matrix.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn unpack(&self, stream: &Stream, args: &args::Unpack) -> Result<()> {
+        let groups = if args.to_f32 != 0 {
+            args.groups
+        } else {
+            args.groups.next_multiple_of(2)
+        };
+        // A warp takes 32 groups of a row.
+        let warps = u64::from(args.rows) * u64::from(groups.div_ceil(32));
+        let grid = (warps.div_ceil(8) as u32, 1, 1);
+        let name = match args.to_f32 {
+            0 => "unpack",
+            _ => "unpack_f32",
+        };
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, name, grid, 256, 0, args) }
+    }
+
+    /// Embedding rows of `count` tokens.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn embed(&self, stream: &Stream, args: &args::Embed, count: u32) -> Result<()> {
+        let grid = (args.groups.div_ceil(128), count, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "embed", grid, 128, 0, args) }
+    }
+
+    /// Inputs of `layers` layers for `count` tokens, in place of their projections.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn layer_inputs(
+        &self,
+        stream: &Stream,
+        args: &args::LayerInputs,
+        layers: u32,
+        count: u32,
+    ) -> Result<()> {
+        let grid = (layers, count, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "layer_inputs", grid, 128, 0, args) }
+    }
+
+    /// Writes `rows` rows of a product's input.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn quantize_input(
+        &self,
+        stream: &Stream,
+        args: &args::QuantizeInput,
+        rows: u32,
+    ) -> Result<()> {
+        let whole_row = args.norm.weight != 0 || args.f16 != 0;
+        let width = args.groups * 32;
+        let threads = width.div_ceil(4).next_multiple_of(32);
+        let (parts, threads) = if args.f16 != 0 {
+            // Sixteen elements a thread stay in registers. Short rows have small blocks, of which a multiprocessor holds many: it
+            // takes that many bytes on their way.
+            let threads = width.div_ceil(16).next_multiple_of(32);
+            (1, threads.clamp(64, QUANTIZE_INPUT_THREADS))
+        } else if whole_row {
+            // Rows of a decode step fit half a block's registers, which leaves room beside it.
+            let most = if width <= 16 * 512 {
+                512
+            } else {
+                QUANTIZE_INPUT_THREADS
+            };
+            (1, threads.min(most))
+        } else {
+            (width.div_ceil(1024), threads.min(256))
+        };
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "quantize_input", (parts, rows, 1), threads, 0, args) }
+    }
+
+    /// `out = matrix * input (+ bias) (+ residual)` for `batch` rows of input; `residual` is 0 or the
+    /// address of rows like those of `out`, which they may be.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; `input` must hold the forms that the matrix's types need.
+    #[expect(clippy::too_many_arguments, reason = "a product has that many parts")]
+    pub unsafe fn matvec(
+        &self,
+        stream: &Stream,
+        matrix: &Matrix,
+        input: &Inputs,
+        out: u64,
+        out_stride: u32,
+        residual: u64,
+        batch: u32,
+    ) -> Result<()> {
+        for (types, mine) in matrix.kernel_groups() {
+            let ty = matrix.segments[mine[0]].ty;
+            if batch == 1 && self.takes_product(matrix, types, &mine, 1) {
+                let product = Product {
+                    matrix,
+                    rows: 1,
+                    input: RowInput::Rounded(*input),
+                    finish: Finish::Plain { residual },
+                    out,
+                    stride: out_stride,
+                    adapted: None,
+                };
+                // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
+                unsafe { self.product_of(stream, &product, types, &mine)? };
+                continue;
+            }
+            let mut done = 0;
+            while done < batch {
+                let left = batch - done;
+                let row = u64::from(done);
+                let width = u64::from(matrix.groups) * 32;
+                let input = Inputs {
+                    q8: input.q8 + row * width,
+                    q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
+                    f32: input.f32 + row * width * 4,
+                };
+                let out = out + row * u64::from(out_stride) * 4;
+                let residual = match residual {
+                    0 => 0,
+                    first => first + row * u64::from(out_stride) * 4,
+                };
+                let mine = (matrix, types, &mine[..]);
+                let to = (out, residual, out_stride);
+                // SAFETY: as above.
+                if unsafe { self.few_product(stream, mine, &input, to, left)? } {
+                    break;
+                }
+                let mine = mine.2;
+                let batched = if ty.is_float() {
+                    None
+                } else {
+                    self.plan_batch(matrix, mine, left)
+                };
+                let (kind, threads, plan) = match batched {
+                    Some(plan) => ("matvec_batch", matvec_batch::THREADS, plan),
+                    None => {
+                        let rows = if ty.is_float() || left == 1 { 1 } else { 4 };
+                        let plan = self.plan_matvec(matrix, mine, rows);
+                        ("matvec", (WARPS * 32) as u32, plan)
+                    }
+                };
+                let name = format!("{kind}_{types}_{}", plan.rows);
+                let n = left.min(plan.rows as u32);
+                let args = args::Matvec {
+                    q8: input.q8,
+                    q8_scale: input.q8_scale,
+                    f32: input.f32,
+                    out,
+                    residual,
+                    out_stride,
+                    batch: n,
+                    ..plan.args
+                };
+                let grid = (plan.grid, 1, 1);
+                // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
+                unsafe { self.launch(stream, &name, grid, threads, plan.shared, &args)? };
+                done += n;
+            }
+        }
+        Ok(())
+    }
+
+    /// The launch over some segments of a matrix for `rows` input rows.
+    fn plan_matvec(&self, matrix: &Matrix, which: &[usize], rows: usize) -> MatvecPlan {
+        let at_once = if rows > 1 { 1 } else { 2 };
+        let all_blocks = self.multiprocessors * at_once;
+        let bytes: f64 = which.iter().map(|&i| matrix.segments[i].bytes as f64).sum();
+        let slices = which
+            .iter()
+            .map(|&i| matrix.segments[i].slices(matrix.groups))
+            .max()
+            .unwrap_or(1);
+        // Partial sums: 4 bytes for each slice, row and input row.
+        let per_row = slices as usize * rows * 4;
+        let limit = self.context.properties().shared_bytes - STATIC_SHARED;
+        let mut args = args::Matvec {
+            n_segments: which.len() as u32,
+            groups: matrix.groups,
+            ..Default::default()
+        };
+        let mut first_block = 0;
+        let mut most_rows = 1;
+        for (to, &i) in args.segments.iter_mut().zip(which) {
+            let s = &matrix.segments[i];
+            let share = (f64::from(all_blocks) * s.bytes as f64 / bytes).round() as u32;
+            let blocks = share.clamp(1, s.rows);
+            *to = matrix.segment_args(s, first_block, blocks);
+            first_block += blocks;
+            most_rows = most_rows.max(s.rows.div_ceil(blocks));
+        }
+        let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
+        args.chunk_rows = chunk as u32;
+        args.prefetch_bytes = (PREFETCH_BYTES / u64::from(first_block)) as u32 / 16 * 16;
+        MatvecPlan {
+            rows,
+            args,
+            grid: first_block,
+            shared: chunk * per_row,
+        }
+    }
+
+    /// `out = x * w (+ bias) (+ residual)` for many rows.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn matmul(&self, stream: &Stream, args: &args::Matmul) -> Result<()> {
+        if self.wgmma {
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+            return unsafe { self.launch_wgmma(stream, "wgmma", args, args) };
+        }
+        let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "matmul", grid, 256, self.matmul_shared(), args) }
+    }
+
+    /// Whether the device has [`Kernels::matmul_gated`].
+    pub fn has_gated(&self) -> bool {
+        self.wgmma
+    }
+
+    /// Whether that does this feed-forward part.
+    pub fn gates(&self, mlp: &MlpPlan) -> bool {
+        self.has_gated()
+            && mlp.gated
+            && mlp.activation.kind == SILU
+            && mlp.cutoff.is_none()
+            && mlp.inner_norm.is_none()
+            && mlp.up.bias == 0
+            && mlp.n_ff.is_multiple_of(64)
+    }
+
+    /// `out = silu(gate) * up` for many rows, with the rows of both matrices by turns.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn matmul_gated(&self, stream: &Stream, args: &args::GatedMatmul) -> Result<()> {
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch_wgmma(stream, "gated", &args.product, args) }
+    }
+
+    /// Enqueues a kernel of matmul_wgmma.cu with the tiles that suit the product.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn launch_wgmma<T: Copy>(
+        &self,
+        stream: &Stream,
+        kind: &str,
+        product: &args::Matmul,
+        args: &T,
+    ) -> Result<()> {
+        let pairs = self.multiprocessors / 2;
+        let tiles = |width: u32| product.m.div_ceil(256) * product.n.div_ceil(width);
+        // Tiles of half the width take a little more than half the time, by what was measured.
+        let time = |width: u32, speed: u32| tiles(width).div_ceil(pairs) * width * 100 / speed;
+        let width = if time(128, 92) < time(256, 100) {
+            128
+        } else {
+            256
+        };
+        let grid = (2 * tiles(width).min(pairs), 1, 1);
+        let name = format!("matmul_{kind}_{width}");
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, &name, grid, 384, WGMMA_SHARED, args) }
+    }
+
+    /// Adds branches' outputs to `rows` rows of the residual stream.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn residual_add(
+        &self,
+        stream: &Stream,
+        args: &args::ResidualAdd,
+        rows: u32,
+    ) -> Result<()> {
+        // Four elements a thread, where they lie at multiples of their size.
+        let fours = [args.len, args.x_stride, args.stride];
+        let each = match fours.iter().all(|n| n.is_multiple_of(4)) {
+            true => 4,
+            false => 1,
+        };
+        // As many as products of one row have, which add rows of this width up themselves: the bits depend on it.
+        let most = match args.len {
+            ..=WIDEST_SUM if each == 4 => (WARPS * 32) as u32,
+            _ => 1024,
+        };
+        let threads = args.len.div_ceil(each).next_multiple_of(32).min(most);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "residual_add", (rows, 1, 1), threads, 0, args) }
+    }
+
+    /// Adds up what all ranks have, which is `pulled` from where they have it, or sent to all.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_sum(
+        &self,
+        stream: &Stream,
+        args: &args::RankSum,
+        (blocks, threads): (u32, u32),
+        pulled: bool,
+    ) -> Result<()> {
+        let name = match pulled {
+            true => "rank_sum_pulled",
+            false => "rank_sum",
+        };
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, name, (blocks, 1, 1), threads, 0, args) }
+    }
+
+    /// Ends a launch of all ranks, and brings their logits together.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_logits(
+        &self,
+        stream: &Stream,
+        args: &args::RankLogits,
+        blocks: u32,
+        threads: u32,
+    ) -> Result<()> {
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "rank_logits", (blocks, 1, 1), threads, 0, args) }
+    }
+
+    /// Puts rows where they are gathered from.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_pack(&self, stream: &Stream, args: &args::RankPack) -> Result<()> {
+        let grid = (args.len.div_ceil(1024), args.rows, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "rank_pack", grid, 256, 0, args) }
+    }
+
+    /// Adds up what was gathered of all ranks.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_add(&self, stream: &Stream, args: &args::RankAdd) -> Result<()> {
+        // Short rows are spread over many small blocks.
+        let threads = if args.rows == 1 { 64 } else { 256 };
+        let grid = (args.len.div_ceil(4 * threads), args.rows, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch_behind(stream, "rank_add", (grid, threads), args) }
+    }
+
+    /// Puts logits that were gathered of all ranks into rows of all logits.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_place(&self, stream: &Stream, args: &args::RankPlace) -> Result<()> {
+        let grid = (args.width.div_ceil(1024), args.rows, args.n_ranks);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch_behind(stream, "rank_place", (grid, 256), args) }
+    }
+
+    /// Enqueues a kernel behind work that is not the library's, which does not say when the next may start.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn launch_behind<T: Copy>(
+        &self,
+        stream: &Stream,
+        name: &str,
+        (grid, block): ((u32, u32, u32), u32),
+        args: &T,
+    ) -> Result<()> {
+        let launch = Launch {
+            grid,
+            block,
+            shared: 0,
+            programmatic: false,
+        };
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { stream.launch(self.get(name)?, &launch, args) }
+    }
+
+    /// Norms of parts of `rows` rows, in place.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn norm_parts(
+        &self,
+        stream: &Stream,
+        args: &args::NormParts,
+        rows: u32,
+    ) -> Result<()> {
+        let longest = args.len[0].max(args.len[1]);
+        let threads = longest.next_multiple_of(32).min(1024);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "norm_parts", (2, rows, 1), threads, 0, args) }
+    }
+
+    /// Scales and caps `rows` rows of logits.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn finish_logits(
+        &self,
+        stream: &Stream,
+        args: &args::Logits,
+        rows: u32,
+    ) -> Result<()> {
+        let parts = args.n_vocab.div_ceil(256).min(4 * self.multiprocessors);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "finish_logits", (parts, rows, 1), 256, 0, args) }
+    }
+}
+
+/// Shared memory of the matmul kernels for sm_90a: a ring of tiles, up to seven of 128 rows of both
+/// sides, and room to align it.
+const WGMMA_SHARED: usize = 7 * (128 + 128) * 64 * 2 + 1024;
+
+/// The kernel file of a type's products of a kind.
+pub(super) fn kernel_file(kind: &str, ty: RecordType) -> String {
+    format!("{kind}_{}", ty.row().file)
+}
