@@ -132,16 +132,7 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
                 // Positions before the first wrap around.
                 if (p - first_of[n][e] >= seen[n][e]) c[n][e] = -INFINITY;
                 if (p + 8 - first_of[n][e] >= seen[n][e]) c[n][e + 2] = -INFINITY;
-                float largest = fmaxf(c[n][e], c[n][e + 2]);
-#pragma unroll
-                for (int o = 4; o < 32; o <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
-                largest = fmaxf(largest, top[n][e]);
-                keep[n][e] = largest == -INFINITY ? 1.0f : exp2f(top[n][e] - largest);
-                top[n][e] = largest;
-                if (largest == -INFINITY) largest = 0.0f;
-                c[n][e] = exp2f(c[n][e] - largest);
-                c[n][e + 2] = exp2f(c[n][e + 2] - largest);
-                sum[n][e] = __fmaf_rn(sum[n][e], keep[n][e], __fadd_rn(c[n][e], c[n][e + 2]));
+                keep[n][e] = weigh_scores(c[n][e], c[n][e + 2], top[n][e], sum[n][e]);
             }
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -165,24 +156,15 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
     }
     copies_wait<0>();
     __syncthreads();
-    // [warp][column][HD + 4]: the warps are merged in a fixed order.
+    // [warp][column][WIDTH]: the warps are merged in a fixed order.
     float* merge = (float*)tiles;
-    constexpr int WIDTH = HD + 4;
+    constexpr int WIDTH = MERGE_WIDTH<HD>;
     static_assert(W * COLUMNS * WIDTH * 4 <= STAGES * 2 * PLANE);
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-#pragma unroll
-            for (int o = 4; o < 32; o <<= 1) sum[n][e] = __fadd_rn(sum[n][e], __shfl_xor_sync(~0u, sum[n][e], o));
-            float* to = merge + (warp * COLUMNS + n * 8 + (lane & 3) * 2 + e) * WIDTH;
-#pragma unroll
-            for (int j = 0; j < HD / 16; j++) {
-                to[j * 16 + (lane >> 2)] = acc[n][j][e];
-                to[j * 16 + 8 + (lane >> 2)] = acc[n][j][e + 2];
-            }
-            if (lane < 4) { to[HD] = top[n][e]; to[HD + 1] = sum[n][e]; }
-        }
+        for (int e = 0; e < 2; e++)
+            store_column<HD>(acc[n], e, top[n][e], sum[n][e], merge + (warp * COLUMNS + n * 8 + (lane & 3) * 2 + e) * WIDTH);
     __syncthreads();
     const bool whole = a.join && chunks.used == 1;
     auto used_of = [&](uint32_t row) { return (length_of(row) - chunks.begin + chunks.per - 1) / chunks.per; };
@@ -192,44 +174,17 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
         const bool inside = i < n_columns * hd;
         const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0, of = g / n_q, row = rows.first + of;
         const uint32_t head = kv_head * group + first_head + g % n_q;
-        // What each warp's sums count for.
-        const float* from = merge + g * WIDTH;
         float largest = -INFINITY, weight = 0.0f, total[4] = {};
-#pragma unroll
-        for (int r = 0; r < W; r++)
-            if (from[r * COLUMNS * WIDTH + HD + 1] != 0.0f) largest = fmaxf(largest, from[r * COLUMNS * WIDTH + HD]);
-#pragma unroll
-        for (int r = 0; r < W; r++) {
-            const float4 v = *(const float4*)&from[r * COLUMNS * WIDTH + d];
-            const float sum = from[r * COLUMNS * WIDTH + HD + 1], f = sum != 0.0f ? exp2f(from[r * COLUMNS * WIDTH + HD] - largest) : 0.0f;
-            weight = __fmaf_rn(f, sum, weight);
-            total[0] = __fmaf_rn(f, v.x, total[0]);
-            total[1] = __fmaf_rn(f, v.y, total[1]);
-            total[2] = __fmaf_rn(f, v.z, total[2]);
-            total[3] = __fmaf_rn(f, v.w, total[3]);
-        }
+        merge_warps<HD, W, COLUMNS * WIDTH>(merge + g * WIDTH, d, largest, weight, total);
         if (whole) {
             const float inverse = 1.0f / with_sink(a.scores, head, largest, weight);
 #pragma unroll
             for (int e = 0; e < 4; e++) total[e] = let_through(a, row, head * hd + d + e, __fmul_rn(total[e], inverse));
             store_four(a, ((uint64_t)row * a.n_heads + head) * hd + d, total, inside);
-        } else if (inside && chunk < used_of(of)) {
-            float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * part_stride(hd);
-            *(float4*)(to + d) = make_float4(total[0], total[1], total[2], total[3]);
-            if (d == 0) *(float2*)(to + hd) = make_float2(largest, weight);
-        }
+        } else if (inside && chunk < used_of(of)) store_part(a, row, head, chunk, d, total, largest, weight);
     }
     if (!a.join || chunks.used == 1) return;
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) {
-        uint32_t* ticket = a.tickets + rows.first * places + place;
-        m.is_last = atomicAdd(ticket, 1) == chunks.used - 1;
-        if (m.is_last) *ticket = 0;
-    }
-    __syncthreads();
-    if (!m.is_last) return;
-    __threadfence();
+    if (!is_last_of(a.tickets + rows.first * places + place, chunks.used, m.is_last)) return;
     // All chunks of as many columns as there is room for come at once.
     const uint32_t stride = part_stride(hd), room = chunks.used * stride, at_once = min(n_columns, STAGES * 2 * PLANE / (room * 4));
     const float* parts = (const float*)tiles;
@@ -248,22 +203,7 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
         copies_commit();
         copies_wait<0>();
         __syncthreads();
-        for (uint32_t g = warp; g < n; g += W) {
-            const float* ends = parts + g * room + hd;
-            const uint32_t used = used_of(row_of(g));
-            float largest = -INFINITY;
-            for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, ends[c * stride]);
-            largest = warp_max(largest);
-            float weight = 0.0f;
-            for (uint32_t c = lane; c < used; c += 32) {
-                const float2 end = *(const float2*)(ends + c * stride);
-                const float f = exp2f(end.x - largest);
-                m.factor[g][c] = f;
-                weight = __fmaf_rn(f, end.y, weight);
-            }
-            weight = warp_sum(weight);
-            if (lane == 0) m.factor[g][MAX_PARTS] = 1.0f / with_sink(a.scores, head_of(g), largest, weight);
-        }
+        for (uint32_t g = warp; g < n; g += W) weigh_chunks(a, head_of(g), parts + g * room + hd, used_of(row_of(g)), stride, m.factor[g]);
         __syncthreads();
         // Four elements a thread.
 #pragma unroll 1
@@ -271,15 +211,7 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
             const bool inside = i < n * hd;
             const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0, row = rows.first + row_of(g), used = used_of(row_of(g));
             float total[4] = {};
-#pragma unroll 4
-            for (uint32_t c = 0; c < used; c++) {
-                const float4 v = *(const float4*)(parts + g * room + c * stride + d);
-                const float f = m.factor[g][c];
-                total[0] = __fmaf_rn(f, v.x, total[0]);
-                total[1] = __fmaf_rn(f, v.y, total[1]);
-                total[2] = __fmaf_rn(f, v.z, total[2]);
-                total[3] = __fmaf_rn(f, v.w, total[3]);
-            }
+            join_chunks(parts + g * room + d, used, stride, m.factor[g], total);
             const uint32_t at = head_of(g) * hd + d;
 #pragma unroll
             for (int e = 0; e < 4; e++) total[e] = let_through(a, row, at + e, __fmul_rn(total[e], m.factor[g][MAX_PARTS]));

@@ -15,6 +15,28 @@ template <int HD> struct AttendShared {
     uint32_t is_last;
 };
 
+// Two elements of a head, rotated if they are a pair, and multiplied by `after`: of every i below half of HD, so that all elements come.
+struct Two { uint32_t at[2]; float v[2]; };
+template <int HD> __device__ __forceinline__ Two rotated(const Rotation& rotation, uint32_t hd, uint32_t n_pairs, const float (&turn)[2][HD / 2], const float* line, const float* after, uint32_t i) {
+    const bool apart = i < n_pairs && !rotation.interleaved;
+    Two r{{apart ? i : 2 * i, apart ? i + n_pairs : 2 * i + 1}, {0.0f, 0.0f}};
+    if (r.at[1] >= hd) return r;
+    const float v = line[r.at[0]], o = line[r.at[1]];
+    if (i < n_pairs) {
+        const float cosine = turn[0][i], sine = turn[1][i];
+        r.v[0] = __fmul_rn(__fmaf_rn(v, cosine, -__fmul_rn(o, sine)), rotation.magnitude);
+        r.v[1] = __fmul_rn(__fmaf_rn(o, cosine, __fmul_rn(v, sine)), rotation.magnitude);
+    } else {
+        r.v[0] = v;
+        r.v[1] = o;
+    }
+    if (after) {
+        r.v[0] = __fmul_rn(r.v[0], after[r.at[0]]);
+        r.v[1] = __fmul_rn(r.v[1], after[r.at[1]]);
+    }
+    return r;
+}
+
 // Chunk `chunk` of the queries of part `place` (of `places`) of session `s`, whose input row is `row`, by
 // W warps.
 template <int HD, int STAGES, int W>
@@ -79,27 +101,6 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     wait_for_producers();
     __syncthreads();
     const float* input = a.qkv + (uint64_t)row * a.qkv_stride;
-    // Two elements of a head, rotated if they are a pair: of every i below HD / 2, so that all elements come.
-    struct Two { uint32_t at[2]; float v[2]; };
-    auto two = [&](const float* line, const float* after, uint32_t i) {
-        const bool apart = i < n_pairs && !a.rotation.interleaved;
-        Two r{{apart ? i : 2 * i, apart ? i + n_pairs : 2 * i + 1}, {0.0f, 0.0f}};
-        if (r.at[1] >= hd) return r;
-        const float v = line[r.at[0]], o = line[r.at[1]];
-        if (i < n_pairs) {
-            const float cosine = turn[0][i], sine = turn[1][i];
-            r.v[0] = __fmul_rn(__fmaf_rn(v, cosine, -__fmul_rn(o, sine)), a.rotation.magnitude);
-            r.v[1] = __fmul_rn(__fmaf_rn(o, cosine, __fmul_rn(v, sine)), a.rotation.magnitude);
-        } else {
-            r.v[0] = v;
-            r.v[1] = o;
-        }
-        if (after) {
-            r.v[0] = __fmul_rn(r.v[0], after[r.at[0]]);
-            r.v[1] = __fmul_rn(r.v[1], after[r.at[1]]);
-        }
-        return r;
-    };
     // Queries, by way of the last stage, which is not in use yet.
     uint32_t q[HD / 16][2];
     {
@@ -140,7 +141,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
 #pragma unroll 2
         for (uint32_t i = thread; i < n_q * (HD / 2); i += THREADS) {
             const uint32_t h = i / (HD / 2);
-            const Two r = two(from + h * hd, a.rotation.after[0], i % (HD / 2));
+            const Two r = rotated<HD>(a.rotation, hd, n_pairs, turn, from + h * hd, a.rotation.after[0], i % (HD / 2));
 #pragma unroll
             for (int e = 0; e < 2; e++)
                 *(__half*)(tiles + at + swizzled<PIECES>(h, r.at[e] / 8) + r.at[e] % 8 * 2) = __float2half_rn(__fmul_rn(r.v[e], q_scale));
@@ -150,7 +151,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             __half* to = (__half*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes);
 #pragma unroll 1
             for (uint32_t i = thread; i < HD / 2; i += THREADS) {
-                const Two r = two(raw + 8 * hd, a.rotation.after[1], i);
+                const Two r = rotated<HD>(a.rotation, hd, n_pairs, turn, raw + 8 * hd, a.rotation.after[1], i);
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const uint32_t d = r.at[e], j = 2 * i + e;
@@ -207,19 +208,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         uint32_t w[2];
         float keep[2];
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float largest = fmaxf(c[e], c[e + 2]);
-#pragma unroll
-            for (int o = 4; o < 32; o <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
-            largest = fmaxf(largest, top[e]);
-            // A warp whose positions are all out of sight keeps what it has, which is nothing.
-            keep[e] = largest == -INFINITY ? 1.0f : exp2f(top[e] - largest);
-            top[e] = largest;
-            if (largest == -INFINITY) largest = 0.0f;
-            c[e] = exp2f(c[e] - largest);
-            c[e + 2] = exp2f(c[e + 2] - largest);
-            sum[e] = __fmaf_rn(sum[e], keep[e], __fadd_rn(c[e], c[e + 2]));
-        }
+        for (int e = 0; e < 2; e++) keep[e] = weigh_scores(c[e], c[e + 2], top[e], sum[e]);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             __half2 pair = __floats2half2_rn(c[2 * h], c[2 * h + 1]);
@@ -237,21 +226,11 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     }
     copies_wait<0>();
     __syncthreads();
-    // [warp][head][HD + 4]: the warps are merged in a fixed order.
+    // [warp][head][WIDTH]: the warps are merged in a fixed order.
     float* merge = (float*)tiles;
-    constexpr int WIDTH = HD + 4;
+    constexpr int WIDTH = MERGE_WIDTH<HD>;
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-#pragma unroll
-        for (int o = 4; o < 32; o <<= 1) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], o));
-        float* to = merge + (warp * 8 + (lane & 3) * 2 + e) * WIDTH;
-#pragma unroll
-        for (int j = 0; j < HD / 16; j++) {
-            to[j * 16 + (lane >> 2)] = acc[j][e];
-            to[j * 16 + 8 + (lane >> 2)] = acc[j][e + 2];
-        }
-        if (lane < 4) { to[HD] = top[e]; to[HD + 1] = sum[e]; }
-    }
+    for (int e = 0; e < 2; e++) store_column<HD>(acc, e, top[e], sum[e], merge + (warp * 8 + (lane & 3) * 2 + e) * WIDTH);
     __syncthreads();
     const bool whole = a.join && chunks.used == 1;
     // Four elements a thread; sizes of heads are multiples of 4.
@@ -259,45 +238,18 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += THREADS * 4) {
         const bool inside = i < n_q * hd;
         const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0, head = kv_head * group + first_head + g;
-        // What each warp's sums count for.
-        const float* from = merge + g * WIDTH;
         float largest = -INFINITY, weight = 0.0f, total[4] = {};
-#pragma unroll
-        for (int r = 0; r < W; r++)
-            if (from[r * 8 * WIDTH + HD + 1] != 0.0f) largest = fmaxf(largest, from[r * 8 * WIDTH + HD]);
-#pragma unroll
-        for (int r = 0; r < W; r++) {
-            const float4 v = *(const float4*)&from[r * 8 * WIDTH + d];
-            const float sum = from[r * 8 * WIDTH + HD + 1], f = sum != 0.0f ? exp2f(from[r * 8 * WIDTH + HD] - largest) : 0.0f;
-            weight = __fmaf_rn(f, sum, weight);
-            total[0] = __fmaf_rn(f, v.x, total[0]);
-            total[1] = __fmaf_rn(f, v.y, total[1]);
-            total[2] = __fmaf_rn(f, v.z, total[2]);
-            total[3] = __fmaf_rn(f, v.w, total[3]);
-        }
+        merge_warps<HD, W, 8 * WIDTH>(merge + g * WIDTH, d, largest, weight, total);
         if (whole) {
             const float inverse = 1.0f / with_sink(a.scores, head, largest, weight);
 #pragma unroll
             for (int e = 0; e < 4; e++) total[e] = let_through(a, row, head * hd + d + e, __fmul_rn(total[e], inverse));
             store_four(a, ((uint64_t)row * a.n_heads + head) * hd + d, total, inside);
-        } else if (inside) {
-            float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * part_stride(hd);
-            *(float4*)(to + d) = make_float4(total[0], total[1], total[2], total[3]);
-            if (d == 0) *(float2*)(to + hd) = make_float2(largest, weight);
-        }
+        } else if (inside) store_part(a, row, head, chunk, d, total, largest, weight);
     }
     if (!a.join || chunks.used == 1) return;
     const uint32_t used = chunks.used;
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) {
-        uint32_t* ticket = a.tickets + row * places + place;
-        m.is_last = atomicAdd(ticket, 1) == used - 1;
-        if (m.is_last) *ticket = 0;
-    }
-    __syncthreads();
-    if (!m.is_last) return;
-    __threadfence();
+    if (!is_last_of(a.tickets + row * places + place, used, m.is_last)) return;
     // All chunks of as many heads as there is room for come at once.
     const uint32_t stride = part_stride(hd), of_head = used * stride, at_once = min(n_q, STAGES * 2 * PLANE / (of_head * 4));
     const float* parts = (const float*)tiles;
@@ -313,21 +265,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         copies_commit();
         copies_wait<0>();
         __syncthreads();
-        for (uint32_t g = warp; g < n; g += W) {
-            const float* ends = parts + g * of_head + hd;
-            float largest = -INFINITY;
-            for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, ends[c * stride]);
-            largest = warp_max(largest);
-            float weight = 0.0f;
-            for (uint32_t c = lane; c < used; c += 32) {
-                const float2 end = *(const float2*)(ends + c * stride);
-                const float f = exp2f(end.x - largest);
-                factor[g][c] = f;
-                weight = __fmaf_rn(f, end.y, weight);
-            }
-            weight = warp_sum(weight);
-            if (lane == 0) factor[g][MAX_PARTS] = 1.0f / with_sink(a.scores, first_of_all + g, largest, weight);
-        }
+        for (uint32_t g = warp; g < n; g += W) weigh_chunks(a, first_of_all + g, parts + g * of_head + hd, used, stride, factor[g]);
         __syncthreads();
         // Four elements a thread.
 #pragma unroll 1
@@ -335,15 +273,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             const bool inside = i < n * hd;
             const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0;
             float total[4] = {};
-#pragma unroll 4
-            for (uint32_t c = 0; c < used; c++) {
-                const float4 v = *(const float4*)(parts + g * of_head + c * stride + d);
-                const float f = factor[g][c];
-                total[0] = __fmaf_rn(f, v.x, total[0]);
-                total[1] = __fmaf_rn(f, v.y, total[1]);
-                total[2] = __fmaf_rn(f, v.z, total[2]);
-                total[3] = __fmaf_rn(f, v.w, total[3]);
-            }
+            join_chunks(parts + g * of_head + d, used, stride, factor[g], total);
 #pragma unroll
             for (int e = 0; e < 4; e++) total[e] = let_through(a, row, first_of_all * hd + i + e, __fmul_rn(total[e], factor[g][MAX_PARTS]));
             store_four(a, ((uint64_t)row * a.n_heads + first_of_all) * hd + i, total, inside);
