@@ -608,13 +608,13 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
 
 R cuModuleLoadData(void **m, const void *i) { (void)i; *m = (void *)0x22; return 0; }
 R cuModuleUnload(void *m) { (void)m; return 0; }
-/* Whether the file that STAND_IN_KERNELS names lists a kernel, a name a line; without the variable, every kernel is there. */
+/* Whether the file that STAND_IN_KERNELS names lists a kernel, a line `file name` each; without the variable, every kernel is there. */
 static int is_kernel(const char *name) {
     const char *path = getenv("STAND_IN_KERNELS");
     FILE *list = path ? fopen(path, "r") : NULL;
-    char line[128];
+    char listed[128];
     int found = !path;
-    while (list && !found && fgets(line, sizeof line, list)) found = strcspn(line, "\n") == strlen(name) && !strncmp(line, name, strlen(name));
+    while (list && !found && fscanf(list, "%*s %127s", listed) == 1) found = !strcmp(listed, name);
     if (list) fclose(list);
     return found;
 }

@@ -1,6 +1,7 @@
 //! What sessions add to products, as the kernels take it, and the launches of `kernels/adapters.cu`.
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use super::matrix::{Inputs, Matrix};
 use crate::backend::cuda::driver::Stream;
@@ -114,13 +115,13 @@ impl Kernels {
         stream: &Stream,
         of: &Adaptation,
     ) -> Result<()> {
-        let (name, rows) = match of.is_chunk {
-            false => ("lora_down", of.args.rows),
-            true => ("lora_down_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
+        let (id, rows) = match of.is_chunk {
+            false => (KernelId::LoraDown, of.args.rows),
+            true => (KernelId::LoraDown8, of.args.rows.div_ceil(ROWS_AT_ONCE)),
         };
         let grid = (LORA_DOWN_BLOCKS, rows, 1);
         // SAFETY: by contract, all addresses are valid.
-        unsafe { self.launch(stream, name, grid, LORA_DOWN_THREADS, 0, &of.args) }
+        unsafe { self.launch(stream, id, grid, LORA_DOWN_THREADS, 0, &of.args) }
     }
 
     /// Adds `B (A x)` to the product.
@@ -132,13 +133,13 @@ impl Kernels {
         stream: &Stream,
         of: &Adaptation,
     ) -> Result<()> {
-        let (name, rows) = match of.is_chunk {
-            false => ("lora_up", of.args.rows),
-            true => ("lora_up_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
+        let (id, rows) = match of.is_chunk {
+            false => (KernelId::LoraUp, of.args.rows),
+            true => (KernelId::LoraUp8, of.args.rows.div_ceil(ROWS_AT_ONCE)),
         };
         let grid = (of.args.outputs.div_ceil(THREADS), rows, 1);
         // SAFETY: by contract, all addresses are valid.
-        unsafe { self.launch(stream, name, grid, THREADS, 0, &of.args) }
+        unsafe { self.launch(stream, id, grid, THREADS, 0, &of.args) }
     }
 
     /// Does both for a chunk, as many rows at a time as there is room for.

@@ -5,6 +5,7 @@ mod long;
 pub use long::{FMA_ROWS, MAX_LATENT_KEY};
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 
@@ -54,9 +55,29 @@ impl RowsOf {
 
 /// A kernel that attends in tiles.
 struct Tiles {
-    name: String,
-    warps: u32,
+    wide: bool,
+    dim: usize,
+    stages: usize,
     shared: usize,
+}
+
+impl Tiles {
+    fn id(&self) -> KernelId {
+        KernelId::Attend {
+            wide: self.wide,
+            dim: self.dim,
+            stages: self.stages,
+        }
+    }
+
+    /// That for rows of one session.
+    fn id_of_rows(&self) -> KernelId {
+        KernelId::AttendRows {
+            wide: self.wide,
+            dim: self.dim,
+            stages: self.stages,
+        }
+    }
 }
 
 impl Kernels {
@@ -65,30 +86,28 @@ impl Kernels {
         let shared = self.context().properties().shared_bytes;
         self.find_long_attention()?;
         for queries in FMA_QUERIES {
-            self.find("attention_fma", &format!("attend_fma_{queries}"), 0)?;
+            self.find(KernelId::AttendFma { queries }, 0)?;
         }
         for (dim, _) in HEAD_SIZES {
             for tiles in [self.tiles(dim), self.wide_tiles(dim)]
                 .into_iter()
                 .flatten()
             {
-                self.find("attention", &tiles.name, tiles.shared)?;
+                self.find(tiles.id(), tiles.shared)?;
                 if self.has_large_shared() {
-                    let rows = of_rows(&tiles.name);
-                    self.find("attention", &rows, tiles.shared)?;
+                    self.find(tiles.id_of_rows(), tiles.shared)?;
                 }
             }
             let bytes = flash_shared(dim);
-            for q8 in ["", "q8_"] {
+            for q8 in [false, true] {
                 if bytes <= shared {
-                    self.find("attention_prefill", &format!("flash_{q8}{dim}"), bytes)?;
+                    self.find(KernelId::Flash { q8, dim }, bytes)?;
                 }
             }
         }
         if self.has_wgmma() {
             for dim in [64, 128] {
-                let bytes = flash_wgmma_shared(dim);
-                self.find("attention_wgmma", &format!("flash_wgmma_{dim}"), bytes)?;
+                self.find(KernelId::FlashWgmma { dim }, flash_wgmma_shared(dim))?;
             }
         }
         Ok(())
@@ -96,12 +115,13 @@ impl Kernels {
 
     /// The kernel for heads of a size with these stages of keys and values, 16 positions a warp, if there is the
     /// shared memory for it.
-    fn tiles_of(&self, kind: &str, dim: usize, stages: usize, warps: u32) -> Option<Tiles> {
-        let shared = stages * 2 * 16 * warps as usize * dim * 2;
+    fn tiles_of(&self, wide: bool, dim: usize, stages: usize) -> Option<Tiles> {
+        let shared = stages * 2 * 16 * warps(wide) as usize * dim * 2;
         let fits = shared + STATIC_SHARED <= self.context().properties().shared_bytes;
-        fits.then(|| Tiles {
-            name: format!("attend_{kind}_{dim}_{stages}"),
-            warps,
+        fits.then_some(Tiles {
+            wide,
+            dim,
+            stages,
             shared,
         })
     }
@@ -110,13 +130,13 @@ impl Kernels {
     fn tiles(&self, dim: usize) -> Option<Tiles> {
         let (_, stages) = HEAD_SIZES.into_iter().find(|(size, _)| *size == dim)?;
         let mut all = stages.iter();
-        all.find_map(|&stages| self.tiles_of("tiles", dim, stages, WARPS))
+        all.find_map(|&stages| self.tiles_of(false, dim, stages))
     }
 
     /// And that of eight.
     fn wide_tiles(&self, dim: usize) -> Option<Tiles> {
         let made = WIDE_HEAD_SIZES.contains(&dim) && self.has_large_shared();
-        made.then(|| self.tiles_of("wide", dim, WIDE_STAGES, WIDE_WARPS))?
+        made.then(|| self.tiles_of(true, dim, WIDE_STAGES))?
     }
 
     /// Norms and rotates queries and keys of `rows` rows from the first one on, and appends keys and
@@ -141,7 +161,7 @@ impl Kernels {
         };
         let grid = (parts, rows, 1);
         // SAFETY: by contract, the cache has memory up to the rows' positions, and all addresses are valid.
-        unsafe { self.launch(stream, "rope_append", grid, 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::RopeAppend, grid, 256, 0, args) }
     }
 
     /// Norms and rotates queries and keys, appends keys and values to the cache, and attends, for one
@@ -212,13 +232,14 @@ impl Kernels {
         let room = tiles.shared / (4 * part_stride(dim) as usize);
         args.n_chunks = args.n_chunks.min(room as u32);
         let grid = (heads, batch, blocks.clamp(1, args.n_chunks));
-        let name = match together {
-            true => of_rows(&tiles.name),
-            false => tiles.name,
+        let id = match together {
+            true => tiles.id_of_rows(),
+            false => tiles.id(),
         };
+        let threads = warps(tiles.wide) * 32;
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            self.launch(stream, &name, grid, tiles.warps * 32, tiles.shared, &args)?;
+            self.launch(stream, id, grid, threads, tiles.shared, &args)?;
             if args.join == 0 {
                 self.combine(stream, &args, batch)?;
             }
@@ -260,8 +281,8 @@ impl Kernels {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.rope_append(stream, &rope, batch)?;
-            let name = format!("attend_fma_{at_once}");
-            self.launch(stream, &name, grid, 128, shared, &args)?;
+            let id = KernelId::AttendFma { queries: at_once };
+            self.launch(stream, id, grid, 128, shared, &args)?;
             self.combine(stream, &args, batch)
         }
     }
@@ -279,7 +300,7 @@ impl Kernels {
         let width = args.n_heads * args.value_dim;
         let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "attend_combine", grid, 128, 0, args) }
+        unsafe { self.launch(stream, KernelId::AttendCombine, grid, 128, 0, args) }
     }
 
     /// Attention of consecutive positions of one session, from the first row on.
@@ -292,34 +313,24 @@ impl Kernels {
             "flash_long is for those"
         );
         let dim = padded_head(args.layout.head_dim);
-        let wgmma = format!("flash_wgmma_{dim}");
+        let wgmma = KernelId::FlashWgmma { dim };
         let takes = args.layout.q8 == 0 && args.layout.head_dim.is_multiple_of(8);
-        if self.has(&wgmma) && takes && !is_rare(&args.layout, args.slopes) {
+        if self.has(wgmma) && takes && !is_rare(&args.layout, args.slopes) {
             let grid = (args.n_heads, (args.rows - args.first_row).div_ceil(128), 1);
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-            return unsafe {
-                self.launch(stream, &wgmma, grid, 384, flash_wgmma_shared(dim), args)
-            };
+            return unsafe { self.launch(stream, wgmma, grid, 384, flash_wgmma_shared(dim), args) };
         }
-        let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
+        let q8 = args.layout.q8 != 0;
+        let id = KernelId::Flash { q8, dim };
         let grid = ((args.rows - args.first_row).div_ceil(64), args.n_heads, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe {
-            self.launch(
-                stream,
-                &format!("flash_{q8}{dim}"),
-                grid,
-                128,
-                flash_shared(dim),
-                args,
-            )
-        }
+        unsafe { self.launch(stream, id, grid, 128, flash_shared(dim), args) }
     }
 }
 
-/// The kernel in tiles for rows of one session.
-fn of_rows(tiles: &str) -> String {
-    tiles.replacen("attend_", "attend_rows_", 1)
+/// Warps of a block that attends in tiles.
+fn warps(wide: bool) -> u32 {
+    if wide { WIDE_WARPS } else { WARPS }
 }
 
 /// Rows of one session that a block of `attend_rows_*` takes, whose KV heads have so many queries: by its columns.

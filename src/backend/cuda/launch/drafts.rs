@@ -1,6 +1,7 @@
 //! Launches of the kernels of rows of drafts (`kernels/drafts.cu`).
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
@@ -18,11 +19,11 @@ impl Kernels {
         accept: bool,
     ) -> Result<()> {
         let args = args::DraftRows { drafts: table };
-        let (name, threads) = match accept {
-            false => ("draft_rows", 256),
-            true => ("accept_drafts", 32),
+        let (id, threads) = match accept {
+            false => (KernelId::DraftRows, 256),
+            true => (KernelId::AcceptDrafts, 32),
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, name, (count, 1, 1), threads, 0, &args) }
+        unsafe { self.launch(stream, id, (count, 1, 1), threads, 0, &args) }
     }
 }

@@ -1,6 +1,7 @@
 //! Launches of the kernels of heads of EAGLE-3 (`kernels/fusion.cu`).
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
@@ -15,7 +16,7 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "keep_place", (rows, 1, 1), 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::KeepPlace, (rows, 1, 1), 256, 0, args) }
     }
 
     /// # Safety
@@ -27,7 +28,7 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "gather_states", (rows, 1, 1), 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::GatherStates, (rows, 1, 1), 256, 0, args) }
     }
 
     /// # Safety
@@ -39,7 +40,7 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "join_head", (rows, 1, 1), 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::JoinHead, (rows, 1, 1), 256, 0, args) }
     }
 
     /// # Safety
@@ -52,6 +53,6 @@ impl Kernels {
     ) -> Result<()> {
         let grid = (args.n_vocab.div_ceil(1024).max(1), rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "spread_logits", grid, 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::SpreadLogits, grid, 256, 0, args) }
     }
 }

@@ -1,6 +1,7 @@
 //! Launches of the kernels of heads beside attention's (`kernels/heads.cu`).
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
@@ -11,12 +12,6 @@ const READY_HEADS: u32 = 8;
 const FINISHED: u32 = 256;
 
 impl Kernels {
-    /// Makes the kernels known.
-    pub(in crate::backend::cuda) fn find_heads(&mut self) -> Result<()> {
-        self.find("heads", "ready_heads", 0)?;
-        self.find("heads", "finish_heads", 0)
-    }
-
     /// Makes `rows` rows of queries, keys and values what attention's kernels take.
     ///
     /// # Safety
@@ -30,7 +25,16 @@ impl Kernels {
         let heads = args.n_heads + 2 * args.n_kv_heads;
         let grid = (heads.div_ceil(READY_HEADS), rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "ready_heads", grid, 32 * READY_HEADS, 0, args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::ReadyHeads,
+                grid,
+                32 * READY_HEADS,
+                0,
+                args,
+            )
+        }
     }
 
     /// Makes `rows` rows of heads' results what the output product reads.
@@ -45,6 +49,6 @@ impl Kernels {
     ) -> Result<()> {
         let grid = ((args.n_heads * args.value_dim).div_ceil(FINISHED), rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "finish_heads", grid, FINISHED, 0, args) }
+        unsafe { self.launch(stream, KernelId::FinishHeads, grid, FINISHED, 0, args) }
     }
 }

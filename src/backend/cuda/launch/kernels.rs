@@ -5,7 +5,8 @@
 
 use super::args;
 use super::feed_forward::{MlpPlan, SILU};
-use super::matrix::{Inputs, Matrix, PAIR};
+use super::kernel_id::KernelId;
+use super::matrix::{Inputs, Matrix, Types};
 use super::matvec_batch;
 use super::product::{Finish, Product, RowInput, WIDEST_SUM};
 use super::record::RecordType;
@@ -41,7 +42,7 @@ pub(super) struct MatvecPlan {
 pub struct Kernels {
     context: Arc<Context>,
     modules: HashMap<&'static str, Module>,
-    by_name: HashMap<String, Kernel>,
+    by_id: HashMap<KernelId, Kernel>,
     /// Warpgroup products, which only compute capability 9.0 has.
     wgmma: bool,
     multiprocessors: u32,
@@ -58,7 +59,7 @@ impl Kernels {
         let mut kernels = Kernels {
             context: context.clone(),
             modules,
-            by_name: HashMap::new(),
+            by_id: HashMap::new(),
             wgmma: properties.capability == (9, 0),
             multiprocessors: properties.multiprocessors,
         };
@@ -70,55 +71,11 @@ impl Kernels {
         let shared = self.context.properties().shared_bytes;
         // What a matvec's dynamic memory may take beside its barriers.
         let beside_barriers = shared - STATIC_SHARED;
-        let plain = [
-            ("repack", "repack", 0),
-            ("repack", "unpack", 0),
-            ("repack", "unpack_f32", 0),
-            ("embed", "embed", 0),
-            ("embed", "layer_inputs", 0),
-            ("norm", "quantize_input", 0),
-            ("norm", "residual_add", 0),
-            ("norm", "norm_parts", 0),
-            ("norm", "finish_logits", 0),
-            ("matmul", "matmul", self.matmul_shared()),
-            ("rope", "rope_append", 0),
-            ("attention", "attend_combine", 0),
-            ("sample", "penalize", 0),
-            ("sample", "best", 0),
-            ("sample", "finish", 0),
-            ("adapters", "lora_down", 0),
-            ("adapters", "lora_down_8", 0),
-            ("adapters", "lora_up", 0),
-            ("adapters", "lora_up_8", 0),
-            ("ranks", "rank_sum", 0),
-            ("ranks", "rank_sum_pulled", 0),
-            ("ranks", "rank_logits", 0),
-            ("ranks", "rank_pack", 0),
-            ("ranks", "rank_add", 0),
-            ("ranks", "rank_place", 0),
-            ("streams", "streams_begin", 0),
-            ("streams", "streams_end", 0),
-            ("streams", "streams_predict", 0),
-            ("streams", "streams_around", 0),
-            ("streams", "streams_correct", 0),
-            ("streams", "streams_spread", 0),
-            ("streams", "sparse_gates", 0),
-            ("drafts", "draft_rows", 0),
-            ("drafts", "accept_drafts", 0),
-            ("predictor", "keep_states", 0),
-            ("predictor", "enter_head", 0),
-            ("fusion", "keep_place", 0),
-            ("fusion", "gather_states", 0),
-            ("fusion", "join_head", 0),
-            ("fusion", "spread_logits", 0),
-            ("draw", "draw", 0),
-            ("draw", "logprobs", 0),
-        ];
-        for (module, name, bytes) in plain {
-            self.find(module, name, bytes)?;
+        for id in KernelId::PLAIN {
+            self.find(*id, 0)?;
         }
+        self.find(KernelId::Matmul, self.matmul_shared())?;
         self.find_attention()?;
-        self.find_heads()?;
         self.find_texts()?;
         self.find_experts()?;
         self.find_products()?;
@@ -126,9 +83,8 @@ impl Kernels {
         self.find_recurrent()?;
         if self.wgmma {
             for width in [128, 256] {
-                for kind in ["wgmma", "gated"] {
-                    let name = format!("matmul_{kind}_{width}");
-                    self.find("matmul_wgmma", &name, WGMMA_SHARED)?;
+                for gated in [false, true] {
+                    self.find(KernelId::MatmulWgmma { gated, width }, WGMMA_SHARED)?;
                 }
             }
         }
@@ -138,30 +94,28 @@ impl Kernels {
             } else {
                 &MATVEC_ROWS
             };
-            for rows in batches {
-                let name = format!("matvec_{}_{rows}", ty.name());
-                self.find(&kernel_file("matvec", ty), &name, beside_barriers)?;
+            let types = Types::One(ty);
+            for &rows in batches {
+                self.find(KernelId::Matvec { types, rows }, beside_barriers)?;
             }
         }
         self.find_batches()?;
+        let types = Types::Pair;
         for rows in MATVEC_ROWS {
-            self.find(
-                "matvec_k",
-                &format!("matvec_{PAIR}_{rows}"),
-                beside_barriers,
-            )?;
+            self.find(KernelId::Matvec { types, rows }, beside_barriers)?;
         }
         Ok(())
     }
 
-    /// Makes a kernel of a file known, with the dynamic shared memory that it may take.
-    pub(super) fn find(&mut self, module: &str, name: &str, shared: usize) -> Result<()> {
-        let c_name = CString::new(name).expect("names have no NUL");
-        let Some(module) = self.modules.get(module) else {
-            fail!(Internal, "no kernel file {module:?} in this build");
+    /// Makes a kernel known, with the dynamic shared memory that it may take.
+    pub(super) fn find(&mut self, id: KernelId, shared: usize) -> Result<()> {
+        let (file, name) = id.source();
+        let Some(module) = self.modules.get(file.as_str()) else {
+            fail!(Internal, "no kernel file {file:?} in this build");
         };
-        let kernel = module.kernel(&c_name, shared)?;
-        self.by_name.insert(name.to_owned(), kernel);
+        let name = CString::new(name).expect("names have no NUL");
+        let kernel = module.kernel(&name, shared)?;
+        self.by_id.insert(id, kernel);
         Ok(())
     }
 
@@ -181,14 +135,18 @@ impl Kernels {
     }
 
     /// Whether the device can run a kernel.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.by_name.contains_key(name)
+    pub(super) fn has(&self, id: KernelId) -> bool {
+        self.by_id.contains_key(&id)
     }
 
-    pub(super) fn get(&self, name: &str) -> Result<Kernel> {
-        match self.by_name.get(name) {
+    pub(super) fn get(&self, id: KernelId) -> Result<Kernel> {
+        match self.by_id.get(&id) {
             Some(kernel) => Ok(*kernel),
-            None => fail!(Unsupported, "this device cannot run the kernel {name}"),
+            None => fail!(
+                Unsupported,
+                "this device cannot run the kernel {}",
+                id.source().1
+            ),
         }
     }
 
@@ -219,7 +177,7 @@ impl Kernels {
     pub(in crate::backend::cuda) unsafe fn launch<T: Copy>(
         &self,
         stream: &Stream,
-        name: &str,
+        id: KernelId,
         grid: (u32, u32, u32),
         block: u32,
         shared: usize,
@@ -232,7 +190,7 @@ impl Kernels {
             programmatic: self.context.programmatic(),
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { stream.launch(self.get(name)?, &launch, args) }
+        unsafe { stream.launch(self.get(id)?, &launch, args) }
     }
 
     /// Brings rows from the layout of a file into records.
@@ -251,7 +209,7 @@ impl Kernels {
                 shared: 0,
                 programmatic: false,
             };
-            stream.launch(self.get("repack")?, &launch, args)
+            stream.launch(self.get(KernelId::Repack)?, &launch, args)
         }
     }
 
@@ -268,12 +226,12 @@ impl Kernels {
         // A warp takes 32 groups of a row.
         let warps = u64::from(args.rows) * u64::from(groups.div_ceil(32));
         let grid = (warps.div_ceil(8) as u32, 1, 1);
-        let name = match args.to_f32 {
-            0 => "unpack",
-            _ => "unpack_f32",
+        let id = match args.to_f32 {
+            0 => KernelId::Unpack,
+            _ => KernelId::UnpackF32,
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, name, grid, 256, 0, args) }
+        unsafe { self.launch(stream, id, grid, 256, 0, args) }
     }
 
     /// Embedding rows of `count` tokens.
@@ -283,7 +241,7 @@ impl Kernels {
     pub unsafe fn embed(&self, stream: &Stream, args: &args::Embed, count: u32) -> Result<()> {
         let grid = (args.groups.div_ceil(128), count, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "embed", grid, 128, 0, args) }
+        unsafe { self.launch(stream, KernelId::Embed, grid, 128, 0, args) }
     }
 
     /// Inputs of `layers` layers for `count` tokens, in place of their projections.
@@ -299,7 +257,7 @@ impl Kernels {
     ) -> Result<()> {
         let grid = (layers, count, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "layer_inputs", grid, 128, 0, args) }
+        unsafe { self.launch(stream, KernelId::LayerInputs, grid, 128, 0, args) }
     }
 
     /// Writes `rows` rows of a product's input.
@@ -332,7 +290,16 @@ impl Kernels {
             (width.div_ceil(1024), threads.min(256))
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "quantize_input", (parts, rows, 1), threads, 0, args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::QuantizeInput,
+                (parts, rows, 1),
+                threads,
+                0,
+                args,
+            )
+        }
     }
 
     /// `out = matrix * input (+ bias) (+ residual)` for `batch` rows of input; `residual` is 0 or the
@@ -394,15 +361,19 @@ impl Kernels {
                 } else {
                     self.plan_batch(matrix, mine, left)
                 };
-                let (kind, threads, plan) = match batched {
-                    Some(plan) => ("matvec_batch", matvec_batch::THREADS, plan),
+                let (id, threads, plan) = match batched {
+                    Some(plan) => {
+                        let rows = plan.rows;
+                        let id = KernelId::MatvecBatch { types, rows };
+                        (id, matvec_batch::THREADS, plan)
+                    }
                     None => {
                         let rows = if ty.is_float() || left == 1 { 1 } else { 4 };
                         let plan = self.plan_matvec(matrix, mine, rows);
-                        ("matvec", (WARPS * 32) as u32, plan)
+                        let id = KernelId::Matvec { types, rows };
+                        (id, (WARPS * 32) as u32, plan)
                     }
                 };
-                let name = format!("{kind}_{types}_{}", plan.rows);
                 let n = left.min(plan.rows as u32);
                 let args = args::Matvec {
                     q8: input.q8,
@@ -416,7 +387,7 @@ impl Kernels {
                 };
                 let grid = (plan.grid, 1, 1);
                 // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
-                unsafe { self.launch(stream, &name, grid, threads, plan.shared, &args)? };
+                unsafe { self.launch(stream, id, grid, threads, plan.shared, &args)? };
                 done += n;
             }
         }
@@ -469,11 +440,20 @@ impl Kernels {
     pub unsafe fn matmul(&self, stream: &Stream, args: &args::Matmul) -> Result<()> {
         if self.wgmma {
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-            return unsafe { self.launch_wgmma(stream, "wgmma", args, args) };
+            return unsafe { self.launch_wgmma(stream, false, args, args) };
         }
         let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "matmul", grid, 256, self.matmul_shared(), args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::Matmul,
+                grid,
+                256,
+                self.matmul_shared(),
+                args,
+            )
+        }
     }
 
     /// Whether the device has [`Kernels::matmul_gated`].
@@ -498,7 +478,7 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn matmul_gated(&self, stream: &Stream, args: &args::GatedMatmul) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch_wgmma(stream, "gated", &args.product, args) }
+        unsafe { self.launch_wgmma(stream, true, &args.product, args) }
     }
 
     /// Enqueues a kernel of matmul_wgmma.cu with the tiles that suit the product.
@@ -508,7 +488,7 @@ impl Kernels {
     unsafe fn launch_wgmma<T: Copy>(
         &self,
         stream: &Stream,
-        kind: &str,
+        gated: bool,
         product: &args::Matmul,
         args: &T,
     ) -> Result<()> {
@@ -522,9 +502,9 @@ impl Kernels {
             256
         };
         let grid = (2 * tiles(width).min(pairs), 1, 1);
-        let name = format!("matmul_{kind}_{width}");
+        let id = KernelId::MatmulWgmma { gated, width };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, &name, grid, 384, WGMMA_SHARED, args) }
+        unsafe { self.launch(stream, id, grid, 384, WGMMA_SHARED, args) }
     }
 
     /// Adds branches' outputs to `rows` rows of the residual stream.
@@ -550,7 +530,16 @@ impl Kernels {
         };
         let threads = args.len.div_ceil(each).next_multiple_of(32).min(most);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "residual_add", (rows, 1, 1), threads, 0, args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::ResidualAdd,
+                (rows, 1, 1),
+                threads,
+                0,
+                args,
+            )
+        }
     }
 
     /// Adds up what all ranks have, which is `pulled` from where they have it, or sent to all.
@@ -564,12 +553,12 @@ impl Kernels {
         (blocks, threads): (u32, u32),
         pulled: bool,
     ) -> Result<()> {
-        let name = match pulled {
-            true => "rank_sum_pulled",
-            false => "rank_sum",
+        let id = match pulled {
+            true => KernelId::RankSumPulled,
+            false => KernelId::RankSum,
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, name, (blocks, 1, 1), threads, 0, args) }
+        unsafe { self.launch(stream, id, (blocks, 1, 1), threads, 0, args) }
     }
 
     /// Ends a launch of all ranks, and brings their logits together.
@@ -584,7 +573,16 @@ impl Kernels {
         threads: u32,
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "rank_logits", (blocks, 1, 1), threads, 0, args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::RankLogits,
+                (blocks, 1, 1),
+                threads,
+                0,
+                args,
+            )
+        }
     }
 
     /// Puts rows where they are gathered from.
@@ -594,7 +592,7 @@ impl Kernels {
     pub unsafe fn rank_pack(&self, stream: &Stream, args: &args::RankPack) -> Result<()> {
         let grid = (args.len.div_ceil(1024), args.rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "rank_pack", grid, 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::RankPack, grid, 256, 0, args) }
     }
 
     /// Adds up what was gathered of all ranks.
@@ -606,7 +604,7 @@ impl Kernels {
         let threads = if args.rows == 1 { 64 } else { 256 };
         let grid = (args.len.div_ceil(4 * threads), args.rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch_behind(stream, "rank_add", (grid, threads), args) }
+        unsafe { self.launch_behind(stream, KernelId::RankAdd, (grid, threads), args) }
     }
 
     /// Puts logits that were gathered of all ranks into rows of all logits.
@@ -616,7 +614,7 @@ impl Kernels {
     pub unsafe fn rank_place(&self, stream: &Stream, args: &args::RankPlace) -> Result<()> {
         let grid = (args.width.div_ceil(1024), args.rows, args.n_ranks);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch_behind(stream, "rank_place", (grid, 256), args) }
+        unsafe { self.launch_behind(stream, KernelId::RankPlace, (grid, 256), args) }
     }
 
     /// Enqueues a kernel behind work that is not the library's, which does not say when the next may start.
@@ -626,7 +624,7 @@ impl Kernels {
     unsafe fn launch_behind<T: Copy>(
         &self,
         stream: &Stream,
-        name: &str,
+        id: KernelId,
         (grid, block): ((u32, u32, u32), u32),
         args: &T,
     ) -> Result<()> {
@@ -637,7 +635,7 @@ impl Kernels {
             programmatic: false,
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { stream.launch(self.get(name)?, &launch, args) }
+        unsafe { stream.launch(self.get(id)?, &launch, args) }
     }
 
     /// Norms of parts of `rows` rows, in place.
@@ -653,7 +651,7 @@ impl Kernels {
         let longest = args.len[0].max(args.len[1]);
         let threads = longest.next_multiple_of(32).min(1024);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "norm_parts", (2, rows, 1), threads, 0, args) }
+        unsafe { self.launch(stream, KernelId::NormParts, (2, rows, 1), threads, 0, args) }
     }
 
     /// Scales and caps `rows` rows of logits.
@@ -668,15 +666,19 @@ impl Kernels {
     ) -> Result<()> {
         let parts = args.n_vocab.div_ceil(256).min(4 * self.multiprocessors);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "finish_logits", (parts, rows, 1), 256, 0, args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::FinishLogits,
+                (parts, rows, 1),
+                256,
+                0,
+                args,
+            )
+        }
     }
 }
 
 /// Shared memory of the matmul kernels for sm_90a: a ring of tiles, up to seven of 128 rows of both
 /// sides, and room to align it.
 const WGMMA_SHARED: usize = 7 * (128 + 128) * 64 * 2 + 1024;
-
-/// The kernel file of a type's products of a kind.
-pub(super) fn kernel_file(kind: &str, ty: RecordType) -> String {
-    format!("{kind}_{}", ty.row().file)
-}

@@ -4,10 +4,38 @@ use super::args::{self, AdapterPiece, MAX_LINEARS};
 use super::record::{Grid, RecordType};
 use crate::backend::cuda::driver::arena::Arena;
 use crate::quant::TensorType;
+use std::fmt;
 use std::sync::Arc;
 
-/// The two types that one kernel takes together.
-pub const PAIR: &str = "Q4_K_Q6_K";
+/// Types that one kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Types {
+    /// One alone.
+    One(RecordType),
+    /// Q4_K and Q6_K together, the only two.
+    Pair,
+}
+
+impl Types {
+    /// The kernel file of their products of a kind.
+    pub fn file(self, kind: &str) -> String {
+        let ty = match self {
+            Types::One(ty) => ty,
+            Types::Pair => RecordType::Q4K,
+        };
+        format!("{kind}_{}", ty.row().file)
+    }
+}
+
+/// What kernels call them.
+impl fmt::Display for Types {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Types::One(ty) => ty.name(),
+            Types::Pair => "Q4_K_Q6_K",
+        })
+    }
+}
 
 /// Rows of one type, in records.
 #[derive(Clone, Debug)]
@@ -82,9 +110,8 @@ impl Matrix {
         }
     }
 
-    /// Segments that one kernel can do together, all of one type or the one pair it knows, with what it
-    /// calls their types.
-    pub fn kernel_groups(&self) -> Vec<(&'static str, Vec<usize>)> {
+    /// Segments that one kernel can do together, all of one type or the one pair it knows, with their types.
+    pub fn kernel_groups(&self) -> Vec<(Types, Vec<usize>)> {
         let in_pair = |t: RecordType| matches!(t, RecordType::Q4K | RecordType::Q6K);
         let type_of = |i: usize| self.segments[i].ty;
         let mut left: Vec<usize> = (0..self.segments.len()).collect();
@@ -94,7 +121,11 @@ impl Matrix {
             let together = |&i: &usize| type_of(i) == ty || (in_pair(ty) && in_pair(type_of(i)));
             let (mine, rest): (Vec<usize>, Vec<usize>) = left.into_iter().partition(together);
             let mixed = mine.iter().any(|&i| type_of(i) != ty);
-            groups.push((if mixed { PAIR } else { ty.name() }, mine));
+            let types = match mixed {
+                true => Types::Pair,
+                false => Types::One(ty),
+            };
+            groups.push((types, mine));
             left = rest;
         }
         groups

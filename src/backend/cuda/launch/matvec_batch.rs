@@ -1,8 +1,9 @@
 //! Launches of the kernels for 5 to 32 input rows (`kernels/matvec_batch.cuh`).
 
 use super::args;
-use super::kernels::{Kernels, MatvecPlan, kernel_file};
-use super::matrix::{self, Matrix, PAIR};
+use super::kernel_id::KernelId;
+use super::kernels::{Kernels, MatvecPlan};
+use super::matrix::{self, Matrix, Types};
 use super::record::RecordType;
 use crate::error::Result;
 
@@ -67,11 +68,9 @@ impl Kernels {
         }
         let shared = self.context().properties().shared_bytes - STATIC_SHARED;
         let types = RecordType::ALL.into_iter().filter(|ty| !ty.is_float());
-        let types = types.map(|ty| (kernel_file("matvec_batch", ty), ty.name()));
-        for (module, types) in types.chain([("matvec_batch_k".to_owned(), PAIR)]) {
+        for types in types.map(Types::One).chain([Types::Pair]) {
             for rows in ROWS {
-                let name = format!("matvec_batch_{types}_{rows}");
-                self.find(&module, &name, shared)?;
+                self.find(KernelId::MatvecBatch { types, rows }, shared)?;
             }
         }
         Ok(())

@@ -10,6 +10,7 @@ pub mod experts;
 pub mod feed_forward;
 mod fusion;
 mod heads;
+pub(in crate::backend::cuda) mod kernel_id;
 pub mod kernels;
 pub mod matrix;
 mod matvec_batch;

@@ -1,6 +1,7 @@
 //! The part of a layer with an input of its own, and its launch for one session: by one kernel (`kernels/own_input.cuh`), where there is one.
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::{Kernels, WARPS};
 use super::matrix::{Matrix, slices};
 use super::record::RecordType;
@@ -27,11 +28,6 @@ pub struct LayerInputPlan {
     pub projection: Matrix,
     /// Of the projection's output.
     pub post_norm: Option<args::Norm>,
-}
-
-/// The kernel of matrices of this type.
-fn kernel(ty: RecordType) -> String {
-    format!("own_input_{}", ty.name())
 }
 
 /// A matrix of one type without biases, whose rows blocks can share, with the bytes that a block has of it.
@@ -65,7 +61,7 @@ impl Kernels {
         }
         let most = properties.shared_bytes - STATIC_SHARED;
         for ty in RecordType::SUMMED {
-            self.find("own_input", &kernel(ty), most)?;
+            self.find(KernelId::OwnInput { ty }, most)?;
         }
         Ok(())
     }
@@ -104,7 +100,8 @@ impl Kernels {
             activation: own.activation,
             ..Default::default()
         };
-        (fits && shared <= most && self.has(&kernel(ty))).then_some((args, shared, ty))
+        let is_there = self.has(KernelId::OwnInput { ty });
+        (fits && shared <= most && is_there).then_some((args, shared, ty))
     }
 
     /// Enqueues it. The other arguments are as `args` says.
@@ -132,6 +129,15 @@ impl Kernels {
         };
         let (grid, threads) = ((BLOCKS, 1, 1), (WARPS * 32) as u32);
         // SAFETY: by contract, the arguments are what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, &kernel(ty), grid, threads, shared, &args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::OwnInput { ty },
+                grid,
+                threads,
+                shared,
+                &args,
+            )
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Launches of the kernels of heads that guess further tokens (`kernels/predictor.cu`).
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
@@ -15,7 +16,7 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "keep_states", (rows, 1, 1), 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::KeepStates, (rows, 1, 1), 256, 0, args) }
     }
 
     /// # Safety
@@ -27,6 +28,6 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "enter_head", (2, rows, 1), 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::EnterHead, (2, rows, 1), 256, 0, args) }
     }
 }

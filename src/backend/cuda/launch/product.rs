@@ -3,8 +3,9 @@
 
 use super::adapters::OneSession;
 use super::args;
-use super::kernels::{Kernels, WARPS, kernel_file};
-use super::matrix::{Inputs, Matrix, MatrixSegment, PAIR, slices};
+use super::kernel_id::{KernelId, ProductKind};
+use super::kernels::{Kernels, WARPS};
+use super::matrix::{Inputs, Matrix, MatrixSegment, Types, slices};
 use super::record::RecordType;
 use crate::backend::cuda::driver::Stream;
 use crate::error::{Result, fail};
@@ -161,40 +162,37 @@ impl Kernels {
             return Ok(());
         }
         let most = properties.shared_bytes - STATIC_SHARED;
-        for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-            for kind in [
-                "product",
-                "product_spread",
-                "product_adapted",
-                "product_spread_adapted",
-            ] {
-                let name = format!("{kind}_{}", ty.name());
-                self.find(&kernel_file("product", ty), &name, most)?;
+        let types = RecordType::ALL.into_iter().filter(|ty| !ty.is_float());
+        let types: Vec<Types> = types.map(Types::One).collect();
+        let mut find = |kind, spread, types| {
+            let id = KernelId::Product {
+                kind,
+                spread,
+                types,
+            };
+            self.find(id, most)
+        };
+        for kind in [ProductKind::Plain, ProductKind::Adapted] {
+            find(kind, false, Types::Pair)?;
+            for &types in &types {
+                find(kind, false, types)?;
+                find(kind, true, types)?;
             }
         }
-        for kind in ["product", "product_adapted", "product_summed"] {
-            self.find("product_k", &format!("{kind}_{PAIR}"), most)?;
+        find(ProductKind::Summed, false, Types::Pair)?;
+        for kind in [ProductKind::Summed, ProductKind::Linked] {
+            for types in RecordType::SUMMED.map(Types::One) {
+                find(kind, false, types)?;
+                find(kind, true, types)?;
+            }
         }
         for rows in FEW_ROWS {
-            for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-                let name = format!("product_few_{}_{rows}", ty.name());
-                self.find(&kernel_file("product_few", ty), &name, most)?;
+            for &types in types.iter().chain(&[Types::Pair]) {
+                self.find(KernelId::ProductFew { types, rows }, most)?;
             }
-            self.find("product_few_k", &format!("product_few_{PAIR}_{rows}"), most)?;
         }
-        for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-            let name = own_of_two(ty.name());
-            self.find(&kernel_file("product_few", ty), &name, most)?;
-        }
-        self.find("product_few_k", &own_of_two(PAIR), most)?;
-        for ty in RecordType::SUMMED {
-            for kind in ["product_summed", "product_spread_summed"] {
-                let name = format!("{kind}_{}", ty.name());
-                self.find(&kernel_file("product", ty), &name, most)?;
-            }
-            for kind in ["product_linked", "product_spread_linked"] {
-                self.find("product_linked", &format!("{kind}_{}", ty.name()), most)?;
-            }
+        for &types in types.iter().chain(&[Types::Pair]) {
+            self.find(KernelId::ProductOfTwo { types }, most)?;
         }
         Ok(())
     }
@@ -217,9 +215,10 @@ impl Kernels {
             && (!norm || len <= widest)
             && (halves == 1 || matrix.segments.len() == 1)
             && (matrix.kernel_groups().iter()).all(|(types, which)| match rows {
-                1 => self.takes_product(matrix, types, which, halves),
+                1 => self.takes_product(matrix, *types, which, halves),
                 2 => {
-                    self.has(&own_of_two(types))
+                    let types = *types;
+                    self.has(KernelId::ProductOfTwo { types })
                         && self.plan_product(matrix, which, halves, 2).is_some()
                 }
                 _ => false,
@@ -228,18 +227,27 @@ impl Kernels {
 
     /// Whether it adds up a row first, of which it makes its input.
     pub fn makes_sum(&self, matrix: &Matrix, len: u32) -> bool {
-        len <= WIDEST_SUM && self.has_products(matrix, "product_summed")
+        len <= WIDEST_SUM && self.has_products(matrix, ProductKind::Summed)
     }
 
     /// Whether it adds its output up over all ranks.
     pub(in crate::backend::cuda) fn links(&self, matrix: &Matrix) -> bool {
-        self.has_products(matrix, "product_linked")
+        self.has_products(matrix, ProductKind::Linked)
     }
 
     /// Whether there are kernels of this kind for all of a matrix.
-    fn has_products(&self, matrix: &Matrix, kind: &str) -> bool {
-        (matrix.kernel_groups().iter()).all(|(types, which)| {
-            self.has(&format!("{kind}_{types}")) && self.takes_product(matrix, types, which, 1)
+    fn has_products(&self, matrix: &Matrix, kind: ProductKind) -> bool {
+        (matrix.kernel_groups().into_iter()).all(|(types, which)| {
+            self.has_product(kind, types) && self.takes_product(matrix, types, &which, 1)
+        })
+    }
+
+    /// Whether there is one of these types.
+    fn has_product(&self, kind: ProductKind, types: Types) -> bool {
+        self.has(KernelId::Product {
+            kind,
+            spread: false,
+            types,
         })
     }
 
@@ -247,11 +255,11 @@ impl Kernels {
     pub(super) fn takes_product(
         &self,
         matrix: &Matrix,
-        types: &str,
+        types: Types,
         which: &[usize],
         halves: u32,
     ) -> bool {
-        self.has(&format!("product_{types}"))
+        self.has_product(ProductKind::Plain, types)
             && self.plan_product(matrix, which, halves, 1).is_some()
     }
 
@@ -268,7 +276,7 @@ impl Kernels {
         let most = self.context().properties().shared_bytes - STATIC_SHARED;
         // Also with the halves of a gate.
         let plans = [1, 2].map(|halves| self.plan_product(matrix, which, halves, 1));
-        self.takes_product(matrix, types, which, 1)
+        self.takes_product(matrix, *types, which, 1)
             && session.ranks(matrix).is_some_and(|ranks| {
                 let mut plans = plans.iter().flatten();
                 plans.all(|plan| plan.thin_at() + plan.adapted_bytes(ranks) <= most)
@@ -295,7 +303,7 @@ impl Kernels {
         &self,
         stream: &Stream,
         product: &Product,
-        types: &str,
+        types: Types,
         which: &[usize],
     ) -> Result<()> {
         let (halves, rows) = (product.finish.halves(), product.rows);
@@ -341,39 +349,42 @@ impl Kernels {
                 (0, args::Activation::default())
             }
         };
-        let spread = match plan.args.parts[0].spread {
-            0 => "",
-            _ => "_spread",
+        let id = |kind| KernelId::Product {
+            kind,
+            spread: plan.args.parts[0].spread != 0,
+            types,
         };
-        let name = |kind: &str| format!("product{spread}{kind}_{types}");
         let grid = (plan.grid, 1, 1);
         let threads = (WARPS * 32) as u32;
         // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
             match (product.adapted, added, linked) {
-                (None, None, None) if rows == 2 => {
+                (None, None, None) if rows == 2 && args.x != 0 && args.finish < 3 => {
                     let args = args::FewProduct {
                         product: args,
                         rows,
                         stride: product.stride,
                     };
-                    let name = own_of_two(types);
-                    self.launch(stream, &name, grid, threads, plan.shared, &args)
+                    let id = KernelId::ProductOfTwo { types };
+                    self.launch(stream, id, grid, threads, plan.shared, &args)
                 }
-                _ if rows != 1 => fail!(Internal, "a product of {rows} rows of its own making"),
+                _ if rows != 1 => fail!(Internal, "a product of {rows} rows that makes its input"),
                 (None, None, Some(row)) => {
                     let args = args::LinkedProduct { product: args, row };
-                    self.launch(stream, &name("_linked"), grid, threads, plan.shared, &args)
+                    let id = id(ProductKind::Linked);
+                    self.launch(stream, id, grid, threads, plan.shared, &args)
                 }
                 (None, Some(added), None) => {
                     let args = args::SummedProduct {
                         product: args,
                         added,
                     };
-                    self.launch(stream, &name("_summed"), grid, threads, plan.shared, &args)
+                    let id = id(ProductKind::Summed);
+                    self.launch(stream, id, grid, threads, plan.shared, &args)
                 }
                 (None, None, None) => {
-                    self.launch(stream, &name(""), grid, threads, plan.shared, &args)
+                    let id = id(ProductKind::Plain);
+                    self.launch(stream, id, grid, threads, plan.shared, &args)
                 }
                 (Some(mut adapted), None, None) => {
                     adapted.thin_at = plan.thin_at() as u32;
@@ -383,7 +394,8 @@ impl Kernels {
                         product: args,
                         adapted,
                     };
-                    self.launch(stream, &name("_adapted"), grid, threads, shared, &args)
+                    let id = id(ProductKind::Adapted);
+                    self.launch(stream, id, grid, threads, shared, &args)
                 }
                 _ => fail!(Internal, "a product that does two things beside itself"),
             }
@@ -391,11 +403,11 @@ impl Kernels {
     }
 
     /// How many rows the kernel is made for that takes `rows` of them, which are several, if there is one.
-    fn few_rows(&self, matrix: &Matrix, types: &str, rows: u32) -> Option<usize> {
+    fn few_rows(&self, matrix: &Matrix, types: Types, rows: u32) -> Option<usize> {
         // Bulk copies bring sixteen bytes.
         let fits = rows > 1 && matrix.groups.is_multiple_of(4);
         let most = FEW_ROWS.into_iter().find(|&most| rows as usize <= most);
-        most.filter(|most| fits && self.has(&format!("product_few_{types}_{most}")))
+        most.filter(|&rows| fits && self.has(KernelId::ProductFew { types, rows }))
     }
 
     /// Enqueues the product of a few rows with some segments, whose inputs are there as int8, if there is a kernel that takes them.
@@ -406,7 +418,7 @@ impl Kernels {
     pub(super) unsafe fn few_product(
         &self,
         stream: &Stream,
-        (matrix, types, which): (&Matrix, &str, &[usize]),
+        (matrix, types, which): (&Matrix, Types, &[usize]),
         inputs: &Inputs,
         (out, residual, stride): (u64, u64, u32),
         rows: u32,
@@ -428,10 +440,13 @@ impl Kernels {
             rows,
             stride,
         };
-        let (name, grid) = (format!("product_few_{types}_{most}"), (plan.grid, 1, 1));
+        let (id, grid) = (
+            KernelId::ProductFew { types, rows: most },
+            (plan.grid, 1, 1),
+        );
         let threads = (WARPS * 32) as u32;
         // SAFETY: by contract, the inputs have the form that the types need, and all addresses are valid.
-        unsafe { self.launch(stream, &name, grid, threads, plan.shared, &args)? };
+        unsafe { self.launch(stream, id, grid, threads, plan.shared, &args)? };
         Ok(true)
     }
 
@@ -508,11 +523,6 @@ impl Kernels {
             most_rows,
         })
     }
-}
-
-/// The kernel for two rows that makes their input.
-fn own_of_two(types: &str) -> String {
-    format!("product_few_own_{types}_2")
 }
 
 /// How long a row takes beside others that a kernel takes with it: Q6_K has more to unpack for its bytes.

@@ -22,7 +22,7 @@ pub struct Row {
 macro_rules! records {
     ($($(#[$doc:meta])* $ty:ident $name:literal $unit:literal [$group:literal $block:literal $record:literal] $factors:literal $file:literal)*) => {
         /// A type of weights on the device.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum RecordType {
             $($(#[$doc])* $ty,)*
         }

@@ -1,6 +1,7 @@
 //! Launches of the kernels of mixers with a state of fixed size.
 
 use super::args;
+use super::kernel_id::{KernelId, StateKind};
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
@@ -9,8 +10,6 @@ use crate::error::Result;
 pub const MAX_COLS: u32 = 256;
 /// The same where each column has a step of its own.
 pub const MAX_CHANNELS: u32 = 128;
-/// What their kernels are called.
-const CHANNELS: &str = "channels";
 /// Rows of a head's state at most: a step keeps two numbers for each in shared memory.
 pub const MAX_ROWS: u32 = 1024;
 /// Positions that a convolution sees at most: no row of a chunk but the first block's looks back further.
@@ -35,58 +34,40 @@ pub const MAX_STATES: u32 = 64;
 const COLS: [u32; 2] = [128, 256];
 
 /// Shared memory of a scan: two batches of keys, queries and values.
-fn scan_shared(cols: u32) -> usize {
+fn scan_shared(state: StateKind) -> usize {
+    let cols = match state {
+        StateKind::Columns(cols) => cols,
+        StateKind::Channels => MAX_CHANNELS,
+    };
     (2 * SCAN_TOKENS * (2 * cols + SCAN_ROWS) * 4) as usize
 }
 
-/// What a kernel is called after whose rows are sessions, or may go on from each other.
-fn step_or_chain(chains: bool) -> &'static str {
-    if chains { "chain" } else { "step" }
-}
-
-/// What the kernels for these are called, and the columns that they are made for.
-fn kind_of(args: &args::Recurrent) -> (String, u32) {
+/// Which states these are.
+fn state_of(args: &args::Recurrent) -> StateKind {
     if args.steps != 0 {
-        return (CHANNELS.into(), MAX_CHANNELS);
+        return StateKind::Channels;
     }
-    let cols = COLS[usize::from(args.cols > COLS[0])];
-    (cols.to_string(), cols)
+    StateKind::Columns(COLS[usize::from(args.cols > COLS[0])])
 }
 
 impl Kernels {
     /// Makes the kernels known.
     pub(super) fn find_recurrent(&mut self) -> Result<()> {
-        for name in [
-            "recurrent_convolve",
-            "recurrent_convolve_step",
-            "recurrent_convolve_chain",
-            "recurrent_lengths",
-            "gated_norm",
-            "short_conv",
-            "short_conv_chain",
-        ] {
-            self.find("recurrent", name, 0)?;
-        }
-        for name in [
-            "selective_step",
-            "selective_chain",
-            "selective_scan_16",
-            "selective_scan_64",
-        ] {
-            self.find("selective", name, 0)?;
-        }
-        let kinds = COLS.map(|cols| (cols.to_string(), cols));
-        for (kind, cols) in kinds.into_iter().chain([(CHANNELS.into(), MAX_CHANNELS)]) {
-            let step = (2 * MAX_ROWS * 4) as usize;
-            for what in ["step", "chain"] {
-                self.find("recurrent", &format!("recurrent_{what}_{kind}"), step)?;
+        let step = (2 * MAX_ROWS * 4) as usize;
+        let states = COLS.map(StateKind::Columns);
+        for state in states.into_iter().chain([StateKind::Channels]) {
+            for chains in [false, true] {
+                let of_heads = |shared| KernelId::RecurrentStep {
+                    chains,
+                    shared,
+                    state,
+                };
+                self.find(of_heads(false), step)?;
                 if self.has_clusters() {
-                    let name = format!("recurrent_{what}_shared_{kind}");
-                    self.find("recurrent", &name, step / STEP_BLOCKS as usize)?;
+                    self.find(of_heads(true), step / STEP_BLOCKS as usize)?;
                 }
             }
-            let scan = format!("recurrent_scan_{kind}");
-            self.find("recurrent", &scan, scan_shared(cols))?;
+            self.find(KernelId::RecurrentScan { state }, scan_shared(state))?;
         }
         Ok(())
     }
@@ -103,18 +84,19 @@ impl Kernels {
         args: &args::Recurrent,
         (batch, chains): (u32, bool),
     ) -> Result<()> {
-        let (kind, _) = kind_of(args);
-        let what = step_or_chain(chains);
         // In a full batch, what all blocks of a head do costs more than their number gains. Of a chain, all rows are one block's work.
         let few = chains || args.heads * batch < self.multiprocessors();
-        let (name, blocks) = match self.has_clusters() && few {
-            true => (format!("recurrent_{what}_shared_{kind}"), STEP_BLOCKS),
-            false => (format!("recurrent_{what}_{kind}"), 1),
+        let is_shared = self.has_clusters() && few;
+        let id = KernelId::RecurrentStep {
+            chains,
+            shared: is_shared,
+            state: state_of(args),
         };
+        let blocks = if is_shared { STEP_BLOCKS } else { 1 };
         let shared = (2 * args.rows.div_ceil(blocks) * 4) as usize;
         let grid = (args.heads * blocks, batch, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, &name, grid, STEP_THREADS / blocks, shared, args) }
+        unsafe { self.launch(stream, id, grid, STEP_THREADS / blocks, shared, args) }
     }
 
     /// The `args.count` tokens of a chunk: convolution, state, outputs.
@@ -129,16 +111,16 @@ impl Kernels {
         );
         let keys = (2 * args.heads / args.per_key, args.count, 1);
         let scan = (args.heads, args.rows.div_ceil(SCAN_ROWS), 1);
-        let (kind, cols) = kind_of(args);
-        let name = format!("recurrent_scan_{kind}");
+        let state = state_of(args);
+        let id = KernelId::RecurrentScan { state };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            self.launch(stream, "recurrent_convolve", conv, 128, 0, args)?;
+            self.launch(stream, KernelId::Convolve, conv, 128, 0, args)?;
             if args.delta != 0 {
-                self.launch(stream, "recurrent_lengths", keys, 32, 0, args)?;
+                self.launch(stream, KernelId::RecurrentLengths, keys, 32, 0, args)?;
             }
-            let shared = scan_shared(cols);
-            self.launch(stream, &name, scan, 4 * SCAN_ROWS, shared, args)
+            let shared = scan_shared(state);
+            self.launch(stream, id, scan, 4 * SCAN_ROWS, shared, args)
         }
     }
 
@@ -153,14 +135,14 @@ impl Kernels {
         args: &args::Recurrent,
         batch: Option<(u32, bool)>,
     ) -> Result<()> {
-        let (name, rows) = match batch {
-            Some((batch, false)) => ("recurrent_convolve_step", batch),
-            Some((batch, true)) => ("recurrent_convolve_chain", batch),
-            None => ("recurrent_convolve", args.count.div_ceil(CONV_ROWS)),
+        let (id, rows) = match batch {
+            Some((batch, false)) => (KernelId::ConvolveStep, batch),
+            Some((batch, true)) => (KernelId::ConvolveChain, batch),
+            None => (KernelId::Convolve, args.count.div_ceil(CONV_ROWS)),
         };
         let grid = (args.channels.div_ceil(128), rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, name, grid, 128, 0, args) }
+        unsafe { self.launch(stream, id, grid, 128, 0, args) }
     }
 
     /// One token of each of `batch` sessions, which with `chains` may be rows of drafts: state and gated outputs. The bits of a session's
@@ -175,9 +157,12 @@ impl Kernels {
         (batch, chains): (u32, bool),
     ) -> Result<()> {
         let grid = (args.channels.div_ceil(STEP_CHANNELS), batch, 1);
-        let name = format!("selective_{}", step_or_chain(chains));
+        let id = match chains {
+            true => KernelId::SelectiveChain,
+            false => KernelId::SelectiveStep,
+        };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, &name, grid, 2 * STEP_CHANNELS, 0, args) }
+        unsafe { self.launch(stream, id, grid, 2 * STEP_CHANNELS, 0, args) }
     }
 
     /// The `args.count` tokens of a chunk: state and gated outputs.
@@ -185,13 +170,13 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn selective_chunk(&self, stream: &Stream, args: &args::Selective) -> Result<()> {
-        let name = match args.state_dim {
-            ..=16 => "selective_scan_16",
-            _ => "selective_scan_64",
+        let id = match args.state_dim {
+            ..=16 => KernelId::SelectiveScan16,
+            _ => KernelId::SelectiveScan64,
         };
         let grid = (args.channels.div_ceil(SCAN_CHANNELS), 1, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, name, grid, 4 * SCAN_CHANNELS, 0, args) }
+        unsafe { self.launch(stream, id, grid, 4 * SCAN_CHANNELS, 0, args) }
     }
 
     /// Norms of groups of `rows` rows, and their gates.
@@ -207,7 +192,7 @@ impl Kernels {
         let threads = args.group.next_multiple_of(32).min(1024);
         let grid = (args.len / args.group, rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "gated_norm", grid, threads, 0, args) }
+        unsafe { self.launch(stream, KernelId::GatedNorm, grid, threads, 0, args) }
     }
 
     /// Gated short convolutions: of a chunk, or of a token of each of `batch` sessions, which with `chains` may be rows of drafts.
@@ -225,11 +210,11 @@ impl Kernels {
             _ => args.count.div_ceil(CONV_ROWS),
         };
         let grid = (args.channels.div_ceil(128), rows, 1);
-        let name = match chains {
-            true => "short_conv_chain",
-            false => "short_conv",
+        let id = match chains {
+            true => KernelId::ShortConvChain,
+            false => KernelId::ShortConv,
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, name, grid, 128, 0, args) }
+        unsafe { self.launch(stream, id, grid, 128, 0, args) }
     }
 }

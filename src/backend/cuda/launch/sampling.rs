@@ -1,6 +1,7 @@
 //! Launches of the kernels that choose tokens, in their order.
 
 use super::args;
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
@@ -72,20 +73,34 @@ impl Kernels {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             if args.choose == 0 {
-                return self.launch(stream, "finish", (batch, 1, 1), GROUPS, 0, args);
+                return self.launch(stream, KernelId::Finish, (batch, 1, 1), GROUPS, 0, args);
             }
             if stages.logprobs {
-                self.launch(stream, "logprobs", (cluster, batch, 1), 1024, 0, args)?;
+                self.launch(
+                    stream,
+                    KernelId::Logprobs,
+                    (cluster, batch, 1),
+                    1024,
+                    0,
+                    args,
+                )?;
             }
             if stages.penalize {
                 let grid = (PENALIZE_BLOCKS, batch, 1);
-                self.launch(stream, "penalize", grid, 1024, 0, args)?;
+                self.launch(stream, KernelId::Penalize, grid, 1024, 0, args)?;
             }
-            self.launch(stream, "best", (BEST_BLOCKS, batch, 1), 256, 0, args)?;
+            self.launch(
+                stream,
+                KernelId::Best,
+                (BEST_BLOCKS, batch, 1),
+                256,
+                0,
+                args,
+            )?;
             if stages.draw {
-                self.launch(stream, "draw", (cluster, batch, 1), 1024, 0, args)
+                self.launch(stream, KernelId::Draw, (cluster, batch, 1), 1024, 0, args)
             } else {
-                self.launch(stream, "finish", (batch, 1, 1), GROUPS, 0, args)
+                self.launch(stream, KernelId::Finish, (batch, 1, 1), GROUPS, 0, args)
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::args;
 use super::attention::{flash_shared, flash_wgmma_shared, padded_head};
+use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use super::span::Span;
 use crate::backend::cuda::driver::Stream;
@@ -84,17 +85,13 @@ impl Kernels {
         for dim in [64, 128, 256] {
             let bytes = flash_shared(dim);
             if bytes <= shared {
-                self.find("attention_texts", &format!("flash_texts_{dim}"), bytes)?;
+                self.find(KernelId::FlashTexts { dim }, bytes)?;
             }
         }
         if self.has_wgmma() {
             for dim in [64, 128] {
-                let name = format!("flash_texts_wgmma_{dim}");
-                self.find("attention_wgmma", &name, flash_wgmma_shared(dim))?;
+                self.find(KernelId::FlashTextsWgmma { dim }, flash_wgmma_shared(dim))?;
             }
-        }
-        for name in ["pool_texts", "dense_texts"] {
-            self.find("texts", name, 0)?;
         }
         Ok(())
     }
@@ -111,13 +108,13 @@ impl Kernels {
     ) -> Result<()> {
         let (heads, head_dim) = (args.flash.n_heads, args.flash.layout.head_dim);
         let dim = padded_head(head_dim);
-        let wgmma = format!("flash_texts_wgmma_{dim}");
+        let wgmma = KernelId::FlashTextsWgmma { dim };
         let mut first = tiles.wide;
-        if self.has(&wgmma) && head_dim.is_multiple_of(8) {
+        if self.has(wgmma) && head_dim.is_multiple_of(8) {
             if tiles.wide > 0 {
                 let (grid, shared) = ((heads, tiles.wide, 1), flash_wgmma_shared(dim));
                 // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-                unsafe { self.launch(stream, &wgmma, grid, 384, shared, args)? };
+                unsafe { self.launch(stream, wgmma, grid, 384, shared, args)? };
             }
             first = tiles.long;
         }
@@ -129,9 +126,9 @@ impl Kernels {
             ..*args
         };
         let grid = (tiles.all - first, heads, 1);
-        let name = format!("flash_texts_{dim}");
+        let id = KernelId::FlashTexts { dim };
         // SAFETY: as above.
-        unsafe { self.launch(stream, &name, grid, 128, flash_shared(dim), &args) }
+        unsafe { self.launch(stream, id, grid, 128, flash_shared(dim), &args) }
     }
 
     /// A vector for each of `count` texts.
@@ -146,7 +143,7 @@ impl Kernels {
     ) -> Result<()> {
         let grid = (args.len.div_ceil(128), count, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "pool_texts", grid, 128, 0, args) }
+        unsafe { self.launch(stream, KernelId::PoolTexts, grid, 128, 0, args) }
     }
 
     /// A layer behind the pooling, of `count` vectors from `from` to `to`.
@@ -174,8 +171,9 @@ impl Kernels {
         };
         let blocks = dense.outputs.div_ceil(DENSE_OUTPUTS);
         let grid = (blocks, count.div_ceil(DENSE_TEXTS), 1);
+        let (id, threads) = (KernelId::DenseTexts, 32 * DENSE_OUTPUTS);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "dense_texts", grid, 32 * DENSE_OUTPUTS, 0, &args)? };
+        unsafe { self.launch(stream, id, grid, threads, 0, &args)? };
         let Some(norm) = dense.norm else {
             return Ok(());
         };

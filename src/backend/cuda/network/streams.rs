@@ -11,6 +11,7 @@ use super::walk::Operations;
 use crate::backend::Work;
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::feed_forward::MlpPlan;
+use crate::backend::cuda::launch::kernel_id::KernelId;
 use crate::backend::cuda::launch::matrix::Matrix;
 use crate::backend::cuda::launch::span::Span;
 use crate::error::Result;
@@ -150,38 +151,42 @@ impl Evaluation<'_> {
             active: layer.active,
             ..self.plan.stream_args(at, y)
         };
-        let (name, args) = match work {
+        let (id, args) = match work {
             StreamWork::Predict => {
                 let args = args::Streams {
                     coefficients: layer.predict,
                     ..all(at.branch, layer.router_norm)
                 };
-                ("streams_predict", args)
+                (KernelId::StreamsPredict, args)
             }
             StreamWork::Around(norm) => {
-                ("streams_around", all(at.branch, norm.unwrap_or_default()))
+                let args = all(at.branch, norm.unwrap_or_default());
+                (KernelId::StreamsAround, args)
             }
             StreamWork::Correct => {
                 let args = args::Streams {
                     coefficients: layer.correct,
                     ..all(at.branch, layer.router_norm)
                 };
-                ("streams_correct", args)
+                (KernelId::StreamsCorrect, args)
             }
-            StreamWork::Spread(norm) => ("streams_spread", all(at.wide, norm.unwrap_or_default())),
+            StreamWork::Spread(norm) => {
+                let args = all(at.wide, norm.unwrap_or_default());
+                (KernelId::StreamsSpread, args)
+            }
         };
         // SAFETY: by contract, addresses of the *weights* and the *workspace*.
-        unsafe { self.kernels.streams(self.stream, name, &args, count) }
+        unsafe { self.kernels.streams(self.stream, id, &args, count) }
     }
 
     /// Enqueues a kernel with which streams begin or end.
     ///
     /// # Safety
     /// As [`Evaluation::layer_streams`].
-    unsafe fn all_streams(&self, at: &AllRows, name: &str, count: u32) -> Result<()> {
+    unsafe fn all_streams(&self, at: &AllRows, id: KernelId, count: u32) -> Result<()> {
         let args = self.plan.stream_args(at, at.wide);
         // SAFETY: by contract, addresses of the *workspace*.
-        unsafe { self.kernels.streams(self.stream, name, &args, count) }
+        unsafe { self.kernels.streams(self.stream, id, &args, count) }
     }
 
     /// Makes most gates in `Wide` 0, if a feed-forward part has such.
@@ -207,14 +212,9 @@ impl Evaluation<'_> {
         let threads = args.len.next_multiple_of(32).min(1024);
         // SAFETY: by contract, addresses of the *workspace*.
         unsafe {
-            self.kernels.launch(
-                self.stream,
-                "sparse_gates",
-                (count, 1, 1),
-                threads,
-                0,
-                &args,
-            )
+            let (id, grid) = (KernelId::SparseGates, (count, 1, 1));
+            self.kernels
+                .launch(self.stream, id, grid, threads, 0, &args)
         }
     }
 }
@@ -230,7 +230,7 @@ impl StepOperations<'_> {
             self.normed(None, matrix, at.stream(i + 1))?;
         }
         // SAFETY: *workspace*, which `self` promises.
-        unsafe { e.all_streams(at, "streams_begin", self.batch)? };
+        unsafe { e.all_streams(at, KernelId::StreamsBegin, self.batch)? };
         let bytes = streams.begin.iter().map(Matrix::bytes).sum();
         self.mark(Work::Embed, bytes)
     }
@@ -246,7 +246,7 @@ impl StepOperations<'_> {
             self.product_of(matrix, &input, at.ended(i), 0)?;
         }
         // SAFETY: *workspace*, which `self` promises.
-        unsafe { e.all_streams(at, "streams_end", self.batch)? };
+        unsafe { e.all_streams(at, KernelId::StreamsEnd, self.batch)? };
         let bytes = streams.end.iter().map(Matrix::bytes).sum();
         self.mark(Work::Head, bytes)
     }
@@ -264,7 +264,7 @@ impl ChunkOperations<'_> {
             self.matmul(matrix, at.stream(i), 0)?;
         }
         // SAFETY: *workspace*, which `self` promises.
-        unsafe { e.all_streams(at, "streams_begin", self.rows) }
+        unsafe { e.all_streams(at, KernelId::StreamsBegin, self.rows) }
     }
 
     /// As of a step.
@@ -278,6 +278,6 @@ impl ChunkOperations<'_> {
             self.matmul(matrix, at.ended(i), 0)?;
         }
         // SAFETY: *workspace*, which `self` promises.
-        unsafe { e.all_streams(at, "streams_end", self.rows) }
+        unsafe { e.all_streams(at, KernelId::StreamsEnd, self.rows) }
     }
 }

@@ -4,21 +4,22 @@
 use super::rope_of;
 use crate::backend::cuda::driver::Stream;
 use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::kernel_id::KernelId;
 use crate::backend::cuda::launch::kernels::Kernels;
 use crate::error::Result;
 
 /// A kernel of attention_long.cu or attention_prefill_long.cu.
 struct Long {
-    name: &'static str,
+    id: KernelId,
     /// Shared memory, as its file asserts.
     shared: usize,
     /// Queries of a KV head that a block takes.
     queries: u32,
 }
 
-const fn long(name: &'static str, shared: usize, queries: u32) -> Long {
+const fn long(id: KernelId, shared: usize, queries: u32) -> Long {
     Long {
-        name,
+        id,
         shared,
         queries,
     }
@@ -26,14 +27,14 @@ const fn long(name: &'static str, shared: usize, queries: u32) -> Long {
 
 /// Of a step: for heads of up to 512 elements; and for latent attention, of keys of up to 576 that begin with the
 /// values, by how many queries there are.
-const ATTEND: Long = long("attend_long_2", 223_552, 16);
+const ATTEND: Long = long(KernelId::AttendLong, 223_552, 16);
 const ATTEND_LATENT: [Long; 2] = [
-    long("attend_latent_2", 176_960, 16),
-    long("attend_latent_4", 206_464, 32),
+    long(KernelId::AttendLatent16, 176_960, 16),
+    long(KernelId::AttendLatent32, 206_464, 32),
 ];
 /// Of a prefill, the same.
-const FLASH: Long = long("flash_long", 211_200, 64);
-const FLASH_LATENT: Long = long("flash_latent", 162_048, 64);
+const FLASH: Long = long(KernelId::FlashLong, 211_200, 64);
+const FLASH_LATENT: Long = long(KernelId::FlashLatent, 162_048, 64);
 /// Outputs of a head that a block of the `head_product` kernels makes, and rows of input that it takes, as `PRODUCT_ROWS` of latent.cu.
 const HEAD_OUTPUTS: [u32; 2] = [16, 64];
 const HEAD_ROWS: u32 = 64;
@@ -58,22 +59,18 @@ impl Kernels {
     /// Makes the kernels known that the device has the shared memory for.
     pub(super) fn find_long_attention(&mut self) -> Result<()> {
         for queries in [1, FMA_QUERIES] {
-            self.find("attention_fma", &format!("attend_fma_long_{queries}"), 0)?;
+            self.find(KernelId::AttendFmaLong { queries }, 0)?;
         }
-        self.find("attention_long", "attend_join", 0)?;
-        self.find("latent", "latent_place", 0)?;
         for outputs in HEAD_OUTPUTS {
-            self.find("latent", &format!("head_product_{outputs}"), HEAD_SHARED)?;
+            self.find(KernelId::HeadProduct { outputs }, HEAD_SHARED)?;
         }
         let most = self.context().properties().shared_bytes;
         if !self.has_large_shared() {
             return Ok(());
         }
-        let attend = [("attention_long", &ATTEND)].into_iter();
-        let attend = attend.chain(ATTEND_LATENT.iter().map(|l| ("attention_long", l)));
-        let flash = [&FLASH, &FLASH_LATENT].map(|l| ("attention_prefill_long", l));
-        for (file, kernel) in attend.chain(flash).filter(|(_, l)| l.shared <= most) {
-            self.find(file, kernel.name, kernel.shared)?;
+        let all = [&ATTEND, &FLASH, &FLASH_LATENT].into_iter();
+        for kernel in all.chain(&ATTEND_LATENT).filter(|l| l.shared <= most) {
+            self.find(kernel.id, kernel.shared)?;
         }
         Ok(())
     }
@@ -90,7 +87,7 @@ impl Kernels {
     ) -> Result<()> {
         let grid = ((args.n_heads + 1).div_ceil(8), rows, 1);
         // SAFETY: by contract, the cache has memory up to the rows' positions, and all addresses are valid.
-        unsafe { self.launch(stream, "latent_place", grid, 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::LatentPlace, grid, 256, 0, args) }
     }
 
     /// Products of the parts that `n_heads` heads have of rows, each with a matrix of its own.
@@ -108,9 +105,9 @@ impl Kernels {
         let outputs = if args.count <= HEAD_ROWS { few } else { many };
         let tiles = args.count.div_ceil(HEAD_ROWS);
         let grid = (args.rows.div_ceil(outputs), n_heads, tiles);
-        let name = format!("head_product_{outputs}");
+        let id = KernelId::HeadProduct { outputs };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, &name, grid, 128, HEAD_SHARED, args) }
+        unsafe { self.launch(stream, id, grid, 128, HEAD_SHARED, args) }
     }
 
     /// Puts queries to `q16`, and keys and values into the cache.
@@ -167,7 +164,7 @@ impl Kernels {
             true if group <= ATTEND_LATENT[0].queries => &ATTEND_LATENT[0],
             true => &ATTEND_LATENT[1],
         };
-        if !self.has(kernel.name) || !fits_tiles(&args.layout, args.value_dim) {
+        if !self.has(kernel.id) || !fits_tiles(&args.layout, args.value_dim) {
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.attend_fma_long(stream, args, batch) };
         }
@@ -184,10 +181,10 @@ impl Kernels {
         let grid = (heads, batch, blocks.clamp(1, n_chunks));
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            self.launch(stream, kernel.name, grid, 256, kernel.shared, &args)?;
+            self.launch(stream, kernel.id, grid, 256, kernel.shared, &args)?;
             if args.value_dim.is_multiple_of(128) {
                 let grid = (args.n_heads, batch, 1);
-                return self.launch(stream, "attend_join", grid, 128, 0, &args);
+                return self.launch(stream, KernelId::AttendJoin, grid, 128, 0, &args);
             }
             self.combine(stream, &args, batch)
         }
@@ -212,10 +209,10 @@ impl Kernels {
         };
         let heads = args.layout.n_kv_heads * args.head_parts;
         let grid = (args.n_chunks, heads, batch);
-        let name = format!("attend_fma_long_{at_once}");
+        let id = KernelId::AttendFmaLong { queries: at_once };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            self.launch(stream, &name, grid, 128, shared, &args)?;
+            self.launch(stream, id, grid, 128, shared, &args)?;
             self.combine(stream, &args, batch)
         }
     }
@@ -232,11 +229,11 @@ impl Kernels {
         latent: bool,
     ) -> Result<()> {
         let kernel = if latent { &FLASH_LATENT } else { &FLASH };
-        if self.has(kernel.name) && fits_tiles(&args.layout, args.value_dim) {
+        if self.has(kernel.id) && fits_tiles(&args.layout, args.value_dim) {
             let tiles = (args.rows - args.first_row).div_ceil(kernel.queries);
             let grid = (tiles, args.n_heads, 1);
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-            return unsafe { self.launch(stream, kernel.name, grid, 256, kernel.shared, args) };
+            return unsafe { self.launch(stream, kernel.id, grid, 256, kernel.shared, args) };
         }
         for first_row in (args.first_row..args.rows).step_by(FMA_ROWS as usize) {
             let before = u64::from(first_row * args.n_heads) * u64::from(args.value_dim);

@@ -3,6 +3,7 @@
 use super::{EXPERT_SLOTS, Router, TILE_ROWS, own_input_bytes};
 use crate::backend::cuda::driver::Stream;
 use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::kernel_id::KernelId;
 use crate::backend::cuda::launch::kernels::Kernels;
 use crate::backend::cuda::launch::matrix::{Inputs, Matrix};
 use crate::backend::cuda::launch::record::RecordType;
@@ -15,8 +16,6 @@ const SCORES_AT_ONCE: u32 = 2;
 /// Shared memory of the products by warpgroups: five stages of 128 rows of the matrix and the slots of a tile, 64 elements each, and
 /// room to align them.
 const WGMMA_SHARED: usize = 5 * (128 + EXPERT_SLOTS as usize) * 64 * 2 + 1024;
-/// The one of matrices in f16.
-const WGMMA_HALVES: &str = "experts_wgmma_f16";
 
 /// What a step's product with experts reads.
 #[derive(Clone, Copy)]
@@ -61,31 +60,27 @@ impl Kernels {
     /// Makes the kernels for experts known.
     pub(in crate::backend::cuda) fn find_experts(&mut self) -> Result<()> {
         let shared = self.context().properties().shared_bytes;
-        for name in [
-            "route",
-            "expert_sort",
-            "expert_tiles",
-            "weigh_inner",
-            "expert_combine",
-        ] {
-            self.find("experts", name, 0)?;
-        }
-        self.find("experts", "router_rows", 48 * 1024)?;
-        self.find("sparse", "sparse_mixer", 0)?;
-        let (file, bytes, of_halves) = match self.has_wgmma() {
-            true => ("experts_wgmma", WGMMA_SHARED, WGMMA_HALVES),
-            false => ("matmul_experts", self.records_shared(), "matmul_experts"),
+        self.find(KernelId::RouterRows, 48 * 1024)?;
+        let (bytes, of_halves) = match self.has_wgmma() {
+            true => (WGMMA_SHARED, KernelId::ExpertsWgmmaF16),
+            false => (self.records_shared(), KernelId::MatmulExpertsF16),
         };
-        self.find(file, of_halves, bytes.max(self.matmul_shared()))?;
-        for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-            let name = format!("{file}_{}", ty.name());
-            self.find(&format!("{file}_{}", ty.row().file), &name, bytes)?;
-        }
+        self.find(of_halves, bytes.max(self.matmul_shared()))?;
         for ty in RecordType::ALL {
-            let name = format!("matvec_experts_{}", ty.name());
-            self.find(&matvec_module(ty), &name, shared)?;
+            if !ty.is_float() {
+                self.find(self.expert_matmul_id(ty), bytes)?;
+            }
+            self.find(KernelId::MatvecExperts { ty }, shared)?;
         }
         self.find_expert_products()
+    }
+
+    /// The product of many rows with records of a type.
+    fn expert_matmul_id(&self, ty: RecordType) -> KernelId {
+        match self.has_wgmma() {
+            true => KernelId::ExpertsWgmma { ty },
+            false => KernelId::MatmulExperts { ty },
+        }
     }
 
     /// Chooses the experts of `rows` rows by their scores.
@@ -94,7 +89,7 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn route(&self, stream: &Stream, args: &args::Route, rows: u32) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "route", (rows, 1, 1), 32, 0, args) }
+        unsafe { self.launch(stream, KernelId::Route, (rows, 1, 1), 32, 0, args) }
     }
 
     /// Multiplies the inner values of `pairs` pairs by their weights, which are 1 from then on: a weight that is a factor on what
@@ -109,7 +104,7 @@ impl Kernels {
         pairs: u32,
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "weigh_inner", (pairs, 1, 1), 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::WeighInner, (pairs, 1, 1), 256, 0, args) }
     }
 
     /// Scores of `rows` rows of f32 input at `x`, `[rows][router.rows]`.
@@ -141,7 +136,16 @@ impl Kernels {
         let grid = (router.rows.div_ceil(scores), rows.div_ceil(per_block), 1);
         let shared = (scores * per_block * 4) as usize;
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "router_rows", grid, SCORE_WARPS * 32, shared, &args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::RouterRows,
+                grid,
+                SCORE_WARPS * 32,
+                shared,
+                &args,
+            )
+        }
     }
 
     /// Sorts pairs by expert.
@@ -151,7 +155,7 @@ impl Kernels {
     pub unsafe fn expert_sort(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
         let grid = (args.n_experts, 1, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "expert_sort", grid, 256, 0, args) }
+        unsafe { self.launch(stream, KernelId::ExpertSort, grid, 256, 0, args) }
     }
 
     /// Deals tiles out to sorted pairs.
@@ -160,7 +164,7 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn expert_tiles(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, args) }
+        unsafe { self.launch(stream, KernelId::ExpertTiles, (1, 1, 1), 1024, 0, args) }
     }
 
     /// Products of pairs with one or two matrices of the experts that they chose. The second one's
@@ -240,10 +244,10 @@ impl Kernels {
             let per_row = slices as usize * 4;
             args.chunk_rows = most_rows.min((limit / per_row).max(1) as u32);
             let shared = own_input + args.chunk_rows as usize * per_row;
-            let name = format!("matvec_experts_{}", ty.name());
+            let id = KernelId::MatvecExperts { ty };
             let grid = (first_block, to.pairs, 1);
             // SAFETY: by contract, the inputs have the forms that the types need, and all addresses are valid.
-            unsafe { self.launch(stream, &name, grid, 512, shared, &args)? };
+            unsafe { self.launch(stream, id, grid, 512, shared, &args)? };
         }
         Ok(())
     }
@@ -273,15 +277,14 @@ impl Kernels {
         args: &args::ExpertMatmul,
         tiles: u32,
     ) -> Result<()> {
+        let id = self.expert_matmul_id(ty);
         if self.has_wgmma() {
-            let name = format!("experts_wgmma_{}", ty.name());
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-            return unsafe { self.launch_expert_tiles(stream, &name, args, tiles) };
+            return unsafe { self.launch_expert_tiles(stream, id, args, tiles) };
         }
-        let name = format!("matmul_experts_{}", ty.name());
         let grid = (tiles, args.n.div_ceil(128), 1);
         // SAFETY: as above.
-        unsafe { self.launch(stream, &name, grid, 256, self.records_shared(), args) }
+        unsafe { self.launch(stream, id, grid, 256, self.records_shared(), args) }
     }
 
     /// Products of the slots of some experts with a matrix in f16; `tiles` is how many they have at most.
@@ -295,13 +298,14 @@ impl Kernels {
         tiles: u32,
     ) -> Result<()> {
         if self.has_wgmma() {
+            let id = KernelId::ExpertsWgmmaF16;
             // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-            return unsafe { self.launch_expert_tiles(stream, WGMMA_HALVES, args, tiles) };
+            return unsafe { self.launch_expert_tiles(stream, id, args, tiles) };
         }
         let grid = (tiles, args.n.div_ceil(128), 1);
-        let shared = self.matmul_shared();
+        let (id, shared) = (KernelId::MatmulExpertsF16, self.matmul_shared());
         // SAFETY: as above.
-        unsafe { self.launch(stream, "matmul_experts", grid, 256, shared, args) }
+        unsafe { self.launch(stream, id, grid, 256, shared, args) }
     }
 
     /// Enqueues a kernel of experts_wgmma.cuh.
@@ -311,14 +315,14 @@ impl Kernels {
     unsafe fn launch_expert_tiles(
         &self,
         stream: &Stream,
-        name: &str,
+        id: KernelId,
         args: &args::ExpertMatmul,
         tiles: u32,
     ) -> Result<()> {
         let columns = (args.n << args.gated).div_ceil(128);
         let grid = (self.multiprocessors().min(tiles * columns), 1, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, name, grid, 512, WGMMA_SHARED, args) }
+        unsafe { self.launch(stream, id, grid, 512, WGMMA_SHARED, args) }
     }
 
     /// Sums of what the experts of `rows` rows gave.
@@ -333,7 +337,7 @@ impl Kernels {
     ) -> Result<()> {
         let grid = (args.len.div_ceil(128), rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "expert_combine", grid, 128, 0, args) }
+        unsafe { self.launch(stream, KernelId::ExpertCombine, grid, 128, 0, args) }
     }
 }
 
@@ -346,10 +350,4 @@ pub(super) fn router_args(router: &Router) -> args::Router {
         matrix_rows: router.rows,
         ..Default::default()
     }
-}
-
-/// The kernel file of a type's products.
-fn matvec_module(ty: RecordType) -> String {
-    let file = if ty.is_float() { "k" } else { ty.row().file };
-    format!("matvec_experts_{file}")
 }

@@ -4,6 +4,7 @@ use super::launch::router_args;
 use super::{ExpertsPlan, PairTiles, Router};
 use crate::backend::cuda::driver::Stream;
 use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::kernel_id::{ExpertProduct, KernelId};
 use crate::backend::cuda::launch::kernels::{Kernels, WARPS};
 use crate::backend::cuda::launch::matrix::{Inputs, Matrix, MatrixSegment, slices};
 use crate::backend::cuda::launch::record::RecordType;
@@ -153,14 +154,13 @@ impl Kernels {
             return Ok(());
         }
         let most = self.most_shared();
-        self.find("experts", "router_row", ROUTER_SHARED)?;
+        self.find(KernelId::RouterRow, ROUTER_SHARED)?;
         if PAIR_WARPS as usize * ROUTE_BYTES <= most {
-            self.find("experts", "route_pairs", most)?;
+            self.find(KernelId::RoutePairs, most)?;
         }
         for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-            for kind in ["up", "down", "rows"] {
-                let name = format!("experts_{kind}_{}", ty.name());
-                self.find(&format!("experts_{}", ty.row().file), &name, most)?;
+            for product in [ExpertProduct::Up, ExpertProduct::Down, ExpertProduct::Rows] {
+                self.find(KernelId::Experts { product, ty }, most)?;
             }
         }
         Ok(())
@@ -184,7 +184,7 @@ impl Kernels {
     pub fn takes_one_row(&self, e: &ExpertsPlan, row: &OneRow) -> bool {
         row.len == e.router.width
             && (row.norm.is_none() || row.len <= WIDEST_NORM)
-            && self.has("router_row")
+            && self.has(KernelId::RouterRow)
             && self.plan_up(e).is_some()
             && self.plan_down(e).is_some()
     }
@@ -218,14 +218,8 @@ impl Kernels {
         let grid = (router.rows.div_ceil(per_block), 1, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            self.launch(
-                stream,
-                "router_row",
-                grid,
-                (WARPS * 32) as u32,
-                shared,
-                &args,
-            )
+            let threads = (WARPS * 32) as u32;
+            self.launch(stream, KernelId::RouterRow, grid, threads, shared, &args)
         }
     }
 
@@ -278,7 +272,7 @@ impl Kernels {
             ..args
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.expert_product(stream, "up", ty, grid, shared, &args) }
+        unsafe { self.expert_product(stream, ExpertProduct::Up, ty, grid, shared, &args) }
     }
 
     /// The same for the last product.
@@ -336,7 +330,7 @@ impl Kernels {
             ..args
         };
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.expert_product(stream, "down", ty, grid, shared, &args) }
+        unsafe { self.expert_product(stream, ExpertProduct::Down, ty, grid, shared, &args) }
     }
 
     /// Whether [`Kernels::experts_rows`] takes these experts, for so many pairs.
@@ -346,7 +340,7 @@ impl Kernels {
         };
         pairs <= MOST_PAIRS
             && e.down.groups * 32 == e.n_ff
-            && self.has("route_pairs")
+            && self.has(KernelId::RoutePairs)
             && takes(&e.first_matrices())
             && takes(&[&e.down])
     }
@@ -378,7 +372,16 @@ impl Kernels {
         };
         let (threads, shared) = (PAIR_WARPS * 32, PAIR_WARPS as usize * ROUTE_BYTES);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, "route_pairs", (1, 1, 1), threads, shared, &args) }
+        unsafe {
+            self.launch(
+                stream,
+                KernelId::RoutePairs,
+                (1, 1, 1),
+                threads,
+                shared,
+                &args,
+            )
+        }
     }
 
     /// Products of pairs with one or two matrices of their experts, f32 `[pairs][rows]`: the activation of gates and ups, or
@@ -430,7 +433,7 @@ impl Kernels {
             cut.ring + at_once * (cut.groups as usize * INPUT_BYTES + cut.runs() * chunk_rows * 4);
         let grid = self.multiprocessors();
         // SAFETY: by contract, `route_pairs` has dealt the pairs out, and all addresses are valid.
-        unsafe { self.expert_product(stream, "rows", cut.ty(), grid, shared, &args) }
+        unsafe { self.expert_product(stream, ExpertProduct::Rows, cut.ty(), grid, shared, &args) }
     }
 
     /// # Safety
@@ -438,15 +441,15 @@ impl Kernels {
     unsafe fn expert_product<T: Copy>(
         &self,
         stream: &Stream,
-        kind: &str,
+        product: ExpertProduct,
         ty: RecordType,
         grid: u32,
         shared: usize,
         args: &T,
     ) -> Result<()> {
-        let name = format!("experts_{kind}_{}", ty.name());
+        let id = KernelId::Experts { product, ty };
         let threads = (WARPS * 32) as u32;
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe { self.launch(stream, &name, (grid, 1, 1), threads, shared, args) }
+        unsafe { self.launch(stream, id, (grid, 1, 1), threads, shared, args) }
     }
 }

@@ -3,6 +3,7 @@
 use super::{Choice, ExpertsPlan};
 use crate::backend::cuda::driver::Stream;
 use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::kernel_id::KernelId;
 use crate::backend::cuda::launch::kernels::Kernels;
 use crate::error::Result;
 
@@ -29,6 +30,6 @@ impl Kernels {
             padding: 0,
         };
         // SAFETY: by contract, `choice` has scores of so many rows, which are valid addresses.
-        unsafe { self.launch(stream, "sparse_mixer", (rows, 1, 1), 32, 0, &args) }
+        unsafe { self.launch(stream, KernelId::SparseMixer, (rows, 1, 1), 32, 0, &args) }
     }
 }
