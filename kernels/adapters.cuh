@@ -91,7 +91,7 @@ __device__ __forceinline__ bool find_task(const AdapterPair* pairs, uint32_t n_p
     return false;
 }
 
-constexpr uint32_t LORA_DOWN_PARTS = 16, LORA_DOWN_THREADS = LORA_DOWN_PARTS * 32;
+constexpr uint32_t LORA_DOWN_THREADS = LORA_DOWN_PARTS * 32;
 
 // The sum of the 16 lanes of a half warp, in each of them.
 __device__ __forceinline__ float sum_of_parts(float v) {

@@ -3,6 +3,9 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Parts of a row of `A`, a warp each, whose products with the input are added up in order.
+constexpr uint32_t LORA_DOWN_PARTS = 16;
+
 // Most linear layers of a fused matrix that adapters can be added to, and most pieces that its rows are cut into.
 constexpr size_t MAX_LINEARS = 8;
 

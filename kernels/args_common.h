@@ -4,6 +4,45 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Positions of a tile of the KV cache.
+constexpr uint32_t KV_TILE = 64;
+
+// Most parts that a context is cut into: those of a head fit in a block's tiles (fewer of them where tiles are of one stage).
+constexpr uint32_t MAX_PARTS = 120;
+
+// Longest head that attention takes.
+constexpr uint32_t MAX_HEAD_DIM = 512;
+
+// Rows of a tile of a product of many rows.
+constexpr uint32_t TILE_ROWS = 128;
+
+// Elements of each.
+constexpr uint32_t TILE_K = 64;
+
+// Warps of a block of the products of one row or a few.
+constexpr int32_t WARPS = 16;
+
+// Bytes of a group of their input in shared memory: int8 and a scale.
+constexpr uint32_t INPUT_BYTES = 36;
+
+// Fours of elements that a thread has at most of a row that is added up first.
+constexpr int32_t FOURS_OF_SUM = 2;
+
+// Warps of a block of the products of batches.
+constexpr uint32_t BATCH_WARPS = 8;
+
+// Weight rows of a tile there.
+constexpr uint32_t BATCH_TILE_ROWS = 8;
+
+// Most stages of a ring there.
+constexpr uint32_t BATCH_MAX_STAGES = 8;
+
+// Groups of tokens whose best is found first.
+constexpr int32_t BEST_GROUPS = 256;
+
+// Words of `asked` before its tokens.
+constexpr uint32_t ASKED_TOKENS = 2;
+
 // Most log-probabilities of an entry.
 constexpr size_t ENTRY_LOGPROBS = 64;
 
@@ -638,7 +677,7 @@ struct SampleArgs {
     Session* const* sessions;
     // `[batch][n_vocab]`.
     const float* logits;
-    // `[batch][GROUPS]`: the largest logit of each group of tokens.
+    // `[batch][BEST_GROUPS]`: the largest logit of each group of tokens.
     float* group_value;
     uint32_t* group_id;
     uint32_t n_vocab;

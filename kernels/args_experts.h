@@ -3,6 +3,34 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Most experts of a layer.
+constexpr uint32_t MAX_EXPERTS = 1024;
+
+// Most experts that a token goes through: a chunk's pairs must fit a grid.
+constexpr uint32_t MAX_USED = 31;
+
+// Warps of a block of the router's product with one row.
+constexpr uint32_t ROUTER_WARPS = 16;
+
+// Warps of a block of the router's product with rows.
+constexpr uint32_t SCORE_WARPS = 8;
+
+// Rows of the router that each takes.
+constexpr uint32_t SCORES_AT_ONCE = 2;
+
+// Pairs of one expert that share its weights, in a step of several rows.
+constexpr uint32_t PAIRS_AT_ONCE = 4;
+
+// Warps of the block that routes a step's rows.
+constexpr uint32_t PAIR_WARPS = 16;
+
+// Most pairs that it sorts.
+constexpr uint32_t MOST_PAIRS = 2048;
+
+// Most slots of a tile of the products of many rows by warpgroups: an instruction of the tensor cores may have no more registers than
+// each of the block's threads at the start.
+constexpr uint32_t EXPERT_SLOTS = 192;
+
 // `PairTile` of route.cuh.
 struct PairTile;
 

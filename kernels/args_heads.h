@@ -3,6 +3,9 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Heads of a `ready_heads` block, one a warp.
+constexpr uint32_t READY_HEADS = 8;
+
 // Queries, keys and values of rows, in place: their limit, norms with weights of each head, and the factor on values. Values that are
 // shorter than keys get zeros behind them, at another place of the row.
 struct ReadyHeadsArgs {

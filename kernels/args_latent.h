@@ -3,6 +3,12 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Longest key of latent attention.
+constexpr uint32_t MAX_LATENT_KEY = 768;
+
+// Rows of input that a block of the `head_product` kernels takes.
+constexpr uint32_t HEAD_ROWS = 64;
+
 struct LatentArgs {
     const Session* const* sessions;
     // `[rows][kv_stride]`: the latent vector, then the part of a key that is rotated.

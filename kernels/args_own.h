@@ -3,6 +3,9 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Blocks of the cluster.
+constexpr uint32_t OWN_BLOCKS = 8;
+
 // A matrix of one type, as `slices_of` cuts it.
 struct OwnMatrix {
     const uint8_t* matrix;

@@ -3,6 +3,33 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Most columns of a head's state.
+constexpr uint32_t MAX_COLS = 256;
+
+// Threads of a head in a step, four for a row of its state.
+constexpr uint32_t STEP_THREADS = 512;
+
+// Blocks that share these and the rows where that is faster.
+constexpr uint32_t STEP_BLOCKS = 4;
+
+// Rows of a chunk that a block of a convolution takes.
+constexpr uint32_t CONV_ROWS = 32;
+
+// Rows of a state that a block of a scan has.
+constexpr uint32_t SCAN_ROWS = 32;
+
+// Tokens that it fetches at a time.
+constexpr uint32_t SCAN_TOKENS = 16;
+
+// Channels of the first Mamba that a block has in a step.
+constexpr uint32_t STEP_CHANNELS = 64;
+
+// And in a scan.
+constexpr uint32_t SCAN_CHANNELS = 32;
+
+// Most numbers of such a channel.
+constexpr uint32_t MAX_STATES = 64;
+
 struct RecurrentArgs {
     const Session* const* sessions;
     // `[rows of input][in_stride]`: channels of the convolution, gate, numbers per head.

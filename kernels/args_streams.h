@@ -3,6 +3,9 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Most streams.
+constexpr uint32_t MAX_STREAMS = 16;
+
 struct StreamsArgs {
     // `[rows][count][stride]`.
     float* streams;

@@ -3,6 +3,12 @@
 
 // Generated from src/backend/cuda/launch/args/ by `make header`. Do not edit.
 
+// Texts of a `dense_texts` block.
+constexpr uint32_t DENSE_TEXTS = 8;
+
+// Outputs of it, one a warp.
+constexpr uint32_t DENSE_OUTPUTS = 4;
+
 // Queries that a block attends with: those of a text from one on.
 struct TextTile {
     // The text's first row.

@@ -6,8 +6,6 @@
 #include "rope.cuh"
 #include "scores.cuh"
 
-// Parts of a context at most: those of a head fit in a block's tiles (fewer of them where tiles are of one stage).
-constexpr uint32_t MAX_PARTS = 120;
 // Floats from a part to the next, which begin at multiples of 16 bytes.
 __host__ __device__ constexpr uint32_t part_stride(uint32_t hd) { return (hd + 5) / 4 * 4; }
 

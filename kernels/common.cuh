@@ -3,9 +3,6 @@
 #include "args_common.h"
 #include "instructions.cuh"
 
-// Positions of a tile of the KV cache.
-constexpr uint32_t KV_TILE = 64;
-
 // Bytes from a layer's keys to its values.
 __device__ __forceinline__ uint64_t kv_plane(const KvLayout& l) {
     return (uint64_t)l.n_kv_heads * KV_TILE * l.row_bytes;

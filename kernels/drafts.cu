@@ -5,8 +5,8 @@
 #include "args_common.h"
 #include "sample.cuh"
 
-// Rows of a session at most, and entries of `asked` before its tokens.
-constexpr uint32_t MAX_DRAFT_ROWS = 32, ASKED_TOKENS = 2;
+// Rows of a session at most.
+constexpr uint32_t MAX_DRAFT_ROWS = 32;
 
 // Grid (sessions with drafts at most), 256 threads: readies the rows. No kernel of the step begins before its end, for some look at
 // their row's position before they wait for anything.

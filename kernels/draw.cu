@@ -122,7 +122,7 @@ struct Shared {
     uint64_t sums[32];
     uint64_t parts[2][8];
     uint64_t left, answer;
-    float groups[GROUPS];
+    float groups[BEST_GROUPS];
     float threshold;
     uint32_t bin, count, id, done;
 };
@@ -314,12 +314,12 @@ __device__ uint64_t select(Shared& d, const View& x, uint64_t target, Key key, C
 // best, at least k of which do. The list is complete if it has all tokens down to `threshold`, which is
 // minus infinity if that is the whole vocabulary. The groups' best are in `groups`.
 __device__ void gather_best(Shared& d, const View& x, uint32_t k) {
-    if (x.n <= LIST || k > GROUPS) {
+    if (x.n <= LIST || k > BEST_GROUPS) {
         d.threshold = -INFINITY;
     } else {
         uint32_t group = threadIdx.x / 4, before = 0;
         float mine = d.groups[group];
-        for (uint32_t j = threadIdx.x & 3; j < GROUPS; j += 4) {
+        for (uint32_t j = threadIdx.x & 3; j < BEST_GROUPS; j += 4) {
             float other = d.groups[j];
             before += other > mine || (other == mine && j < group);
         }
@@ -534,7 +534,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) draw(const __gri
     __syncthreads();
     bool done = false;
     if (all || by_rank || part) {
-        if (threadIdx.x < GROUPS) d.groups[threadIdx.x] = a.group_value[blockIdx.y * GROUPS + threadIdx.x];
+        if (threadIdx.x < BEST_GROUPS) d.groups[threadIdx.x] = a.group_value[blockIdx.y * BEST_GROUPS + threadIdx.x];
         __syncthreads();
         gather_best(d, x, by_rank ? s.top_k : GATHER);
         uint64_t whole = 0;
@@ -581,13 +581,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) logprobs(const _
     View x = view_of(a.logits + (uint64_t)blockIdx.y * a.n_vocab, a.n_vocab, 0.0f);
     float best = -INFINITY;
     for (uint32_t i = x.first + threadIdx.x; i < x.end; i += THREADS) best = fmaxf(best, x.v[i]);
-    // GROUPS groups in the cluster.
-    constexpr uint32_t WIDTH = THREADS * CLUSTER / GROUPS;
+    // BEST_GROUPS groups in the cluster.
+    constexpr uint32_t WIDTH = THREADS * CLUSTER / BEST_GROUPS;
 #pragma unroll
     for (uint32_t o = WIDTH / 2; o; o >>= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, o));
     if (threadIdx.x % WIDTH == 0)
         for (uint32_t r = 0; r < CLUSTER; r++)
-            *at_rank(&d.groups[cluster_rank() * (GROUPS / CLUSTER) + threadIdx.x / WIDTH], r) = best;
+            *at_rank(&d.groups[cluster_rank() * (BEST_GROUPS / CLUSTER) + threadIdx.x / WIDTH], r) = best;
     x.best = best = cluster_largest(d, x, best);
     uint64_t sum = 0;
     for (uint32_t i = x.first + threadIdx.x; i < x.end; i += THREADS) sum += weight_of(below(x.v[i], best));

@@ -45,8 +45,6 @@ struct PartOfRow {
     }
 };
 
-constexpr uint32_t ROUTER_WARPS = 16, SCORE_WARPS = 8, SCORES_AT_ONCE = 2;
-
 // Four elements of router_row's input, from `at` on. The last block, which may have least to do, rounds them, too. Whole warps call it.
 __device__ __forceinline__ void keep(const RouterArgs& a, float* x, uint32_t at, const float (&r)[4]) {
     if (at < a.width) *(float4*)(x + at) = make_float4(r[0], r[1], r[2], r[3]);
@@ -218,8 +216,6 @@ extern "C" __global__ void __launch_bounds__(1024) expert_tiles(const __grid_con
     for (uint32_t i = 0; i < tiles; i++) a.places[first + i] = {expert, begin + i * each, min(each, slots - i * each), 0};
     if (expert == 0) a.tiles[a.n_experts] = total;
 }
-
-constexpr uint32_t PAIR_WARPS = 16, MOST_PAIRS = 2048;
 
 // The experts of a step's rows, and their pairs dealt out to tiles of one expert each: one block, a warp for a row at a
 // time. Pairs of one expert are in no order. Shared memory: a RouteMemory for each warp.

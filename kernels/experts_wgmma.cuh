@@ -19,8 +19,6 @@
 
 // A matrix in f16 stands beside the types of records.
 constexpr uint32_t UNPACKED = TYPE_COUNT;
-// Most slots of a tile: an instruction of the tensor cores may have no more registers than each of the block's threads at the start.
-constexpr uint32_t EXPERT_SLOTS = 192;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 

@@ -3,9 +3,6 @@
 #include "args_heads.h"
 #include "norm.cuh"
 
-constexpr uint32_t READY_HEADS = 8;  // of a block, one a warp
-constexpr uint32_t LONGEST_READY = 512;  // elements of a head
-
 __device__ __forceinline__ float limited(float limit, float v) {
     // What is no number stays so.
     return limit == 0.0f ? v : v > limit ? limit : v < -limit ? -limit : v;
@@ -13,7 +10,7 @@ __device__ __forceinline__ float limited(float limit, float v) {
 
 // Grid (heads of all three kinds / READY_HEADS rounded up, rows), 32 * READY_HEADS threads.
 extern "C" __global__ void __launch_bounds__(32 * READY_HEADS) ready_heads(const __grid_constant__ ReadyHeadsArgs a) {
-    struct Static { float lines[READY_HEADS][LONGEST_READY]; };
+    struct Static { float lines[READY_HEADS][MAX_HEAD_DIM]; };
     STATIC_SHARED(Static, m);
     release_dependents();
     wait_for_producers();

@@ -10,7 +10,6 @@ struct Input {
     uint32_t groups;
     __device__ __forceinline__ float* scales() const { return (float*)(at + groups * 32); }
     __device__ __forceinline__ float* after() const { return (float*)(at + groups * INPUT_BYTES); }
-    static constexpr uint32_t INPUT_BYTES = 36;  // of a group
 
     // Four values of one of the 8 lanes that share a group, from element `place` on.
     __device__ __forceinline__ void put(uint32_t place, const PackedValues& p) const {

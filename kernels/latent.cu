@@ -6,7 +6,6 @@
 #include "rope.cuh"
 
 constexpr uint32_t PARTS = 8;          // of a block, one a warp
-constexpr uint32_t LONGEST_KEY = 768;
 
 // The rotated pair `i` of a line.
 struct Pair { uint32_t at[2]; float v[2]; };
@@ -22,7 +21,7 @@ __device__ __forceinline__ Pair rotated(const Rotation& r, const float* inv_freq
     return p;
 }
 
-using Key = float[LONGEST_KEY];
+using Key = float[MAX_LATENT_KEY];
 
 // Grid (parts that share the heads and the key, rows), 32 * PARTS threads.
 extern "C" __global__ void __launch_bounds__(32 * PARTS) latent_place(const __grid_constant__ LatentArgs a) {
@@ -64,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS) latent_place(const __gr
     }
 }
 
-constexpr uint32_t PRODUCT_ROWS = 64, PRODUCT_COLUMNS = 128;  // of inputs at a time
+constexpr uint32_t PRODUCT_COLUMNS = 128;  // of inputs at a time
 
 // The power of two that brings a row's largest value to 2^10..2^11, far from both ends of f16.
 __device__ __forceinline__ int exponent_of(float largest) {
@@ -74,20 +73,20 @@ __device__ __forceinline__ int exponent_of(float largest) {
 __device__ __forceinline__ float two_to(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }
 
 struct HeadShared {
-    __half x[PRODUCT_ROWS * PRODUCT_COLUMNS];
+    __half x[HEAD_ROWS * PRODUCT_COLUMNS];
     __half w[64 * PRODUCT_COLUMNS];
-    int exponent[PRODUCT_ROWS];
+    int exponent[HEAD_ROWS];
 };
 static_assert(sizeof(HeadShared) == 33024, "as HEAD_SHARED of attention/long.rs");
 
-// Grid (ceil(rows / N), n_heads, ceil(count / PRODUCT_ROWS)), 128 threads: a warp has 16 rows of inputs, which are rounded to f16
+// Grid (ceil(rows / N), n_heads, ceil(count / HEAD_ROWS)), 128 threads: a warp has 16 rows of inputs, which are rounded to f16
 // as those of a prefill's products are.
 template <int N> __device__ __forceinline__ void head_product(const HeadProductArgs& a, HeadShared& m) {
     release_dependents();
     wait_for_producers();
     constexpr uint32_t PIECES = PRODUCT_COLUMNS / 8;
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.y, n0 = blockIdx.x * N, m0 = blockIdx.z * PRODUCT_ROWS;
-    const uint32_t count = min(PRODUCT_ROWS, a.count - m0), n = min((uint32_t)N, a.rows - n0);
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.y, n0 = blockIdx.x * N, m0 = blockIdx.z * HEAD_ROWS;
+    const uint32_t count = min(HEAD_ROWS, a.count - m0), n = min((uint32_t)N, a.rows - n0);
     const float* x = a.x + (uint64_t)m0 * a.x_stride + (uint64_t)head * a.x_head;
     for (uint32_t r = warp; r < count; r += 4) {
         float largest = 0.0f;
@@ -100,7 +99,7 @@ template <int N> __device__ __forceinline__ void head_product(const HeadProductA
     const Slices c = slices_of(a.type, a.groups);
     float acc[N / 8][4] = {};
     for (uint32_t k0 = 0; k0 < a.groups * 32; k0 += PRODUCT_COLUMNS) {
-        for (uint32_t i = threadIdx.x; i < PRODUCT_ROWS * PRODUCT_COLUMNS; i += 128) {
+        for (uint32_t i = threadIdx.x; i < HEAD_ROWS * PRODUCT_COLUMNS; i += 128) {
             const uint32_t r = i / PRODUCT_COLUMNS, k = i % PRODUCT_COLUMNS;
             const bool there = r < count && k0 + k < a.len;
             const float v = there ? x[(uint64_t)r * a.x_stride + k0 + k] * two_to(-m.exponent[r]) : 0.0f;

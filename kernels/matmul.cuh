@@ -18,7 +18,7 @@ constexpr int MATMUL_STAGES = 3;
 
 // Rows of a gate and of what it lets through that lie in one matrix by turns.
 constexpr uint32_t GATED_ROWS = 64;
-constexpr uint32_t TILE_ROWS = 128, TILE_K = 64, TILE_BYTES = TILE_ROWS * TILE_K * 2;
+constexpr uint32_t TILE_BYTES = TILE_ROWS * TILE_K * 2;
 
 __host__ __device__ constexpr uint32_t tiles_of(uint32_t length, uint32_t tile) { return (length + tile - 1) / tile; }
 

@@ -13,8 +13,6 @@
 #include "blocks.cuh"
 #include "bulk.cuh"
 
-constexpr int WARPS = 16;
-
 // Rows whose sums go over the lanes together: bounded by registers.
 template <uint32_t T, int NB> constexpr int rows_at_once() {
     return is_float(T) ? 1 : NB > 4 || T == Q8_0 || T == Q6_K ? 2 : 4;

@@ -15,9 +15,7 @@
 #include "matvec.cuh"
 #include "mma.cuh"
 
-constexpr uint32_t BATCH_WARPS = 8;
 constexpr uint32_t BATCH_THREADS = BATCH_WARPS * 32;
-constexpr uint32_t TILE_ROWS = 8;
 #if defined(__CUDA_ARCH__) && !LARGE_SHARED
 constexpr uint32_t BATCH_CLUSTER = 1;
 #define IN_CLUSTERS
@@ -25,7 +23,6 @@ constexpr uint32_t BATCH_CLUSTER = 1;
 constexpr uint32_t BATCH_CLUSTER = 2;
 #define IN_CLUSTERS __cluster_dims__(BATCH_CLUSTER, 1, 1)
 #endif
-constexpr uint32_t BATCH_MAX_STAGES = 8;
 
 // Distance of rows in a stage: 4 words off a multiple of 8, so that 8 rows x 4 words meet all banks.
 __host__ __device__ constexpr uint32_t stage_stride(uint32_t record) {
@@ -37,7 +34,7 @@ template <uint32_t T, int NT> struct BatchShape {
     using C = Codec<T>;
     static constexpr uint32_t COLUMNS = NT * 8;
     static constexpr uint32_t STAGE_TILES = NT == 4 || record_bytes(T, 32) > 1000 ? 2 : 4;  // so that two stages fit
-    static constexpr uint32_t TILE_SUMS = COLUMNS * TILE_ROWS;
+    static constexpr uint32_t TILE_SUMS = COLUMNS * BATCH_TILE_ROWS;
     // Factors of a group of a weight row: d, or d and m, or two of each.
     static constexpr uint32_t FACTORS = (C::HALVES ? 2 : 1) * (C::MINS ? 2 : 1);
     // Inputs of a slice: rows of 1024 bytes and 32 scales, at distances that avoid bank conflicts.
@@ -261,7 +258,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
     constexpr uint32_t ST = Shape::STAGE_TILES, TILE_SUMS = Shape::TILE_SUMS;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const Slices c = slices_of(T, a.groups);
-    constexpr uint32_t WHOLE = record_bytes(T, 32), stride = stage_stride(WHOLE), stage_bytes = ST * TILE_ROWS * stride;
+    constexpr uint32_t WHOLE = record_bytes(T, 32), stride = stage_stride(WHOLE), stage_bytes = ST * BATCH_TILE_ROWS * stride;
     const uint32_t full = record_bytes(T, c.full), last = record_bytes(T, c.last), stages = min(a.ring_bytes / stage_bytes, BATCH_MAX_STAGES);
     uint64_t* input_bar = bars + BATCH_MAX_STAGES;
     uint8_t* ring = shared + Shape::RING_AT;
@@ -270,9 +267,9 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
     float* results = (float*)(ring + a.ring_bytes);
     // One block adds the slices as they come; those of a cluster keep them apart, for they may have some of a tile's each.
     constexpr bool ALONE = CLUSTER == 1;
-    const uint32_t all_tiles = (s.rows + TILE_ROWS - 1) / TILE_ROWS;
-    const uint32_t begin = all_tiles * cluster_index / clusters * TILE_ROWS;
-    const uint32_t end = min(s.rows, all_tiles * (cluster_index + 1) / clusters * TILE_ROWS);
+    const uint32_t all_tiles = (s.rows + BATCH_TILE_ROWS - 1) / BATCH_TILE_ROWS;
+    const uint32_t begin = all_tiles * cluster_index / clusters * BATCH_TILE_ROWS;
+    const uint32_t end = min(s.rows, all_tiles * (cluster_index + 1) / clusters * BATCH_TILE_ROWS);
 
     // The input of a slice, which the producers have written. `fetched` is in shared memory or on its
     // way there, `loaded` in registers.
@@ -298,7 +295,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
     };
     // Where a piece of whole records belongs in a stage; of 8 rows, registers are left for those of a thread.
     auto place_of = [](uint32_t p) { return p * 16 + p / (WHOLE / 16) * (stride - WHOLE); };
-    constexpr uint32_t COPIES = (ST * TILE_ROWS * WHOLE / 16 + BATCH_THREADS - 1) / BATCH_THREADS;
+    constexpr uint32_t COPIES = (ST * BATCH_TILE_ROWS * WHOLE / 16 + BATCH_THREADS - 1) / BATCH_THREADS;
     uint32_t places[NT == 1 ? COPIES : 1];
     if constexpr (NT == 1)
 #pragma unroll
@@ -308,30 +305,30 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
     bool awaited = false;
     uint32_t stage = 0, phases = 0, half = 0;  // half: of the warps' sums
     for (uint32_t row0 = begin; row0 < end; row0 += a.chunk_rows) {
-        const uint32_t rows = min(a.chunk_rows, end - row0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, items = tiles * c.count;
+        const uint32_t rows = min(a.chunk_rows, end - row0), tiles = (rows + BATCH_TILE_ROWS - 1) / BATCH_TILE_ROWS, items = tiles * c.count;
         static_assert(CLUSTER == 1 || CLUSTER == 2);
         const uint32_t middle = items / CLUSTER, first_item = rank == 0 ? 0 : middle, end_item = rank == 0 ? middle : items;
         TileCursor issue(first_item, end_item, tiles), k = issue;
         uint32_t issue_stage = stage;
         auto record_of = [&](uint32_t slice) { return slice + 1 == c.count ? last : full; };
         auto source_of = [&](const TileCursor& at) {
-            return s.matrix + slice_offset(T, c, at.slice, s.rows) + (uint64_t)(row0 + at.tile * TILE_ROWS) * record_of(at.slice);
+            return s.matrix + slice_offset(T, c, at.slice, s.rows) + (uint64_t)(row0 + at.tile * BATCH_TILE_ROWS) * record_of(at.slice);
         };
         const uint8_t* source = source_of(issue);
         // The records of a stage lie one after the other; in shared memory, they lie apart.
         auto copy_next = [&] {
             if (issue.item >= issue.end) return;
-            const uint32_t n = issue.count(ST, tiles), n_rows = min(n * TILE_ROWS, rows - issue.tile * TILE_ROWS);
+            const uint32_t n = issue.count(ST, tiles), n_rows = min(n * BATCH_TILE_ROWS, rows - issue.tile * BATCH_TILE_ROWS);
             const bool whole = c.full == 32 && (issue.slice + 1 < c.count || c.last == 32);
             const uint32_t record = record_of(issue.slice), to = shared_address(ring + issue_stage * stage_bytes), pieces = n_rows * (record / 16);
             const uint8_t* mine = source + threadIdx.x * 16;
-            constexpr uint32_t ALL = ST * TILE_ROWS * WHOLE / 16;
+            constexpr uint32_t ALL = ST * BATCH_TILE_ROWS * WHOLE / 16;
             auto copy_whole = [&](auto is_there) {
 #pragma unroll
                 for (uint32_t i = 0; i < COPIES; i++)
                     if (is_there(i)) copy_piece(to + (NT == 1 ? places[i] : place_of(i * BATCH_THREADS + threadIdx.x)), mine + i * BATCH_THREADS * 16);
             };
-            if (whole && n_rows == ST * TILE_ROWS)
+            if (whole && n_rows == ST * BATCH_TILE_ROWS)
                 copy_whole([&](uint32_t i) { return (i + 1) * BATCH_THREADS <= ALL || threadIdx.x < ALL - i * BATCH_THREADS; });
             else if (whole)
                 copy_whole([&](uint32_t i) { return i * BATCH_THREADS + threadIdx.x < pieces; });
@@ -361,7 +358,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
                 const FactorReader<T> reader(min(warp + (lane >> 3) * 8, n - 1), n);
                 Group all[ST];
 #pragma unroll
-                for (uint32_t q = 0; q < ST; q++) reader.read(from + (q * TILE_ROWS + (lane & 7)) * stride, all[q]);
+                for (uint32_t q = 0; q < ST; q++) reader.read(from + (q * BATCH_TILE_ROWS + (lane & 7)) * stride, all[q]);
 #pragma unroll
                 for (uint32_t q = 0; q < ST; q++) {
                     const Group& o = all[q];
@@ -384,13 +381,13 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
                 for (uint32_t q = 0; q < ST; q += 2) {
                     if (q >= (n_tiles > 2 ? ST : 2)) break;
                     // A tile that is not there has results that nobody reads.
-                    const uint8_t* row = from + (q * TILE_ROWS + (lane >> 2)) * stride;
+                    const uint8_t* row = from + (q * BATCH_TILE_ROWS + (lane >> 2)) * stride;
                     auto group = [&](int j, float (*v)[2]) {
                         uint32_t w[2][2];
                         const float* f[2];
 #pragma unroll
                         for (uint32_t i = 0; i < 2; i++) {
-                            two_words<T>(row + i * TILE_ROWS * stride, warp + 8 * j, n, lane & 3, w[i][0], w[i][1]);
+                            two_words<T>(row + i * BATCH_TILE_ROWS * stride, warp + 8 * j, n, lane & 3, w[i][0], w[i][1]);
                             f[i] = factors + ((q + i) * 32 + j * 8 + (lane >> 2)) * Shape::FACTORS;
                         }
                         in.products(origin, j, w, f, v);
@@ -411,7 +408,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
 #pragma unroll
                 for (uint32_t q = 0; q < ST; q++) {
                     if (q >= n_tiles) break;
-                    const uint8_t* row = from + (q * TILE_ROWS + (lane >> 2)) * stride;
+                    const uint8_t* row = from + (q * BATCH_TILE_ROWS + (lane >> 2)) * stride;
                     // Of a group that is not there, the inputs are zeros and the weights of no matter.
                     auto group = [&](int j, float (*v)[2]) {
                         uint32_t lo, hi;
@@ -425,7 +422,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
                     for (int i = 0; i < NT; i++) { u[i][0] = __fadd_rn(u[i][0], v[i][0]); u[i][1] = __fadd_rn(u[i][1], v[i][1]); }
                     group(1, v);
                     group(3, w);
-                    float* to = sums + half * Shape::SUMS + (warp * ST + q) * TILE_SUMS + (lane >> 2) * TILE_ROWS + (lane & 3) * 2;
+                    float* to = sums + half * Shape::SUMS + (warp * ST + q) * TILE_SUMS + (lane >> 2) * BATCH_TILE_ROWS + (lane & 3) * 2;
 #pragma unroll
                     for (int i = 0; i < NT; i++)
                         *(float2*)(to + i * 64) = make_float2(__fadd_rn(u[i][0], __fadd_rn(v[i][0], w[i][0])), __fadd_rn(u[i][1], __fadd_rn(v[i][1], w[i][1])));
@@ -467,7 +464,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
         // The slices' sums, by the warps of the cluster: 8 input rows of a tile each.
         const uint32_t base = shared_address(results);
         for (uint32_t unit = rank * BATCH_WARPS + warp; unit < tiles * NT; unit += CLUSTER * BATCH_WARPS) {
-            const uint32_t tile = unit / NT, col = unit % NT * 8 + (lane >> 3), row = tile * TILE_ROWS + (lane & 7);
+            const uint32_t tile = unit / NT, col = unit % NT * 8 + (lane >> 3), row = tile * BATCH_TILE_ROWS + (lane & 7);
             const uint32_t offset = (unit % NT * 64 + lane) * 4;
             // What was asked for from the other block must have come before this one says that it is done, so no more than is stored.
             if (row >= rows || col >= a.batch) continue;

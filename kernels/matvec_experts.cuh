@@ -9,7 +9,7 @@
 
 // Bytes of a block's own input.
 __host__ __device__ constexpr uint32_t input_bytes(uint32_t type, uint32_t groups) {
-    return (groups * (is_float(type) ? 128 : 36) + 127) / 128 * 128;
+    return (groups * (is_float(type) ? 128 : INPUT_BYTES) + 127) / 128 * 128;
 }
 
 // The activation of a pair's inner values, in shared memory: every block makes it for itself, which

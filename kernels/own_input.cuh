@@ -7,8 +7,6 @@
 #include "args_own.h"
 #include "product.cuh"
 
-constexpr uint32_t OWN_BLOCKS = 8;
-
 #if __CUDA_ARCH__ >= 900
 
 // A block's rows of a matrix in shared memory, slice by slice: [slice][row].

@@ -103,7 +103,6 @@ __device__ __forceinline__ void bring_rounded(const ProductArgs& a, const Input&
 
 // A row that is added up, which each block does for itself; the first one keeps the sum. Without a base it is x itself. `asked` is
 // called when the rows have been asked for.
-constexpr int FOURS_OF_SUM = 2;  // of a row, that a thread has at most
 template <class Asked>
 __device__ __forceinline__ void sum_row(const float* x, const RowSumArgs& a, uint32_t width, float inverse_len, float* scratch, NormRowOf<FOURS_OF_SUM>& sum, Asked asked) {
     NormRowOf<FOURS_OF_SUM> part;

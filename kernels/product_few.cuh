@@ -7,7 +7,7 @@
 #if __CUDA_ARCH__ >= 900
 
 template <uint32_t T, int MOST, bool OWN> __device__ __forceinline__ void few_rows(const FewProductArgs& few, const Part& part, uint32_t bar, uint64_t (*filled)[WARPS], float* scratch, uint8_t* shared) {
-    constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32), INPUT = Input::INPUT_BYTES;
+    constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32), INPUT = INPUT_BYTES;
     constexpr bool BULK = comes_in_bulk<T>();
     const ProductArgs& a = few.product;
     const Part p = part;

@@ -10,9 +10,6 @@
 
 using Scratch = float[32];  // of sums over a block
 
-// Threads of a step, four for a row of S, and blocks that share these and the rows where a head has more than one.
-constexpr uint32_t STEP_THREADS = 512, STEP_BLOCKS = 4;
-
 // What a block of a step has in shared memory.
 struct StepShared {
     float k[MAX_COLS], q[MAX_COLS];
@@ -256,8 +253,8 @@ extern "C" __global__ void OF_A_HEAD recurrent_step_shared_channels(const __grid
 extern "C" __global__ void OF_A_HEAD recurrent_chain_shared_channels(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, true, true>(a); }
 #endif
 
-// Rows of a chunk that a block of the convolution handles, and those that a thread asks for at a time.
-constexpr uint32_t CONV_ROWS = 32, CONV_AHEAD = 8;
+// Rows of a chunk that a thread of the convolution asks for at a time.
+constexpr uint32_t CONV_AHEAD = 8;
 
 // A channel's rows of a chunk from `first` up to `end`, of a convolution over W positions; `input` gives those before.
 template <uint32_t W, class Input> __device__ __forceinline__ void convolve_rows(const RecurrentArgs& a, uint32_t channel, uint32_t first, uint32_t end, float bias, Input input) {
@@ -355,8 +352,7 @@ extern "C" __global__ void __launch_bounds__(32) recurrent_lengths(const __grid_
     for (uint32_t i = threadIdx.x; i < a.cols; i += 32) x[i] = __fmul_rn(x[i], length);
 }
 
-// Rows of S of a block, and tokens that it fetches at a time.
-constexpr uint32_t SCAN_ROWS = 32, SCAN_TOKENS = 16, SCAN_THREADS = 4 * SCAN_ROWS;
+constexpr uint32_t SCAN_THREADS = 4 * SCAN_ROWS;
 
 template <int N> struct ScanTokens {
     float k[SCAN_TOKENS][N * 16], q[SCAN_TOKENS][N * 16], v[SCAN_TOKENS][SCAN_ROWS];

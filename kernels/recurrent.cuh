@@ -11,9 +11,6 @@
 #include "args_recurrent.h"
 #include "common.cuh"
 
-// The most columns of a state.
-constexpr uint32_t MAX_COLS = 256;
-
 __device__ __forceinline__ float silu(float v) { return v / (1.0f + __expf(-v)); }
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
 __device__ __forceinline__ float softplus(float v) { return v > 20.0f ? v : log1pf(__expf(v)); }

@@ -9,7 +9,6 @@
 #include "texts.cuh"
 
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
-constexpr uint32_t LONGEST = 512;  // elements of a head
 
 // Where a head of a row is: of queries, then of keys, then of values.
 __device__ __forceinline__ const float* head_of(const RopeArgs& a, uint32_t row, uint32_t part) {
@@ -66,8 +65,8 @@ __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, ui
 
 // Grid (parts that share the heads of all three kinds, rows from the first one on), 32 * HEADS threads.
 extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __grid_constant__ RopeArgs a) {
-    __shared__ __align__(16) float lines[HEADS][LONGEST];
-    __shared__ float sines[LONGEST / 2], cosines[LONGEST / 2];
+    __shared__ __align__(16) float lines[HEADS][MAX_HEAD_DIM];
+    __shared__ float sines[MAX_HEAD_DIM / 2], cosines[MAX_HEAD_DIM / 2];
     release_dependents();
     wait_for_producers();
     const uint32_t row = a.first_row + blockIdx.y, hd = a.layout.head_dim, lane = threadIdx.x & 31, step = gridDim.x * HEADS;

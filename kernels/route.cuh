@@ -3,15 +3,10 @@
 #include "args_experts.h"
 #include "common.cuh"
 
-// As in src/backend/cuda/launch/experts.rs.
-constexpr uint32_t MAX_EXPERTS = 1024, MAX_USED = 31;
-
 enum Scoring : uint32_t { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_SOFTMAX_OF_CHOSEN = 2 };
 enum SharedExpert : uint32_t { NO_SHARED = 0, SHARED = 1, SHARED_WITH_SCORE = 2 };
 
-// Pairs of one expert that share its weights, in a step of several rows. Pair p is row p / n_used and the (p % n_used)-th
-// of its experts.
-constexpr uint32_t PAIRS_AT_ONCE = 4;
+// Pairs of one expert. Pair p is row p / n_used and the (p % n_used)-th of its experts.
 struct PairTile {
     uint32_t expert;
     uint32_t n;

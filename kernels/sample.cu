@@ -104,7 +104,7 @@ __device__ float adjusted_logit(const Session& session, const Adjustment& a, uin
     return isnan(a.logit) || a.logit == INFINITY ? a.logit : v;
 }
 
-// Grid (GROUPS / 4, batch), 256 threads: adjusts the logits, where a session has them adjusted, and
+// Grid (BEST_GROUPS / 4, batch), 256 threads: adjusts the logits, where a session has them adjusted, and
 // finds the first of the largest in each group of tokens.
 extern "C" __global__ void __launch_bounds__(256) best(const __grid_constant__ SampleArgs a) {
     __shared__ float values[8];
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(256) best(const __grid_constant__ S
         float w = values[2 * threadIdx.x + 1];
         uint32_t other = ids[2 * threadIdx.x + 1];
         if (better(w, other, v, id)) { v = w; id = other; }
-        const uint32_t group = blockIdx.y * GROUPS + blockIdx.x * 4 + threadIdx.x;
+        const uint32_t group = blockIdx.y * BEST_GROUPS + blockIdx.x * 4 + threadIdx.x;
         a.group_value[group] = v;
         a.group_id[group] = id;
     }

@@ -6,8 +6,6 @@
 #include "args_common.h"
 #include "common.cuh"
 
-constexpr int GROUPS = 256;
-
 // What a result's second word says besides the number of the step.
 enum Outcome : uint32_t { CHOSEN = 0, NOT_A_NUMBER = 1, INFINITE = 2, ALL_MINUS_INFINITY = 3 };
 
@@ -30,15 +28,15 @@ __device__ __forceinline__ void warp_best(float& v, uint32_t& id) {
     }
 }
 
-// The best of a session's groups, the same in all of at least GROUPS threads; ends with a barrier.
+// The best of a session's groups, the same in all of at least BEST_GROUPS threads; ends with a barrier.
 __device__ __forceinline__ void best_group(const SampleArgs& a, uint32_t row, float& v, uint32_t& id) {
     __shared__ float values[32];
     __shared__ uint32_t ids[32];
     v = -INFINITY;
     id = ~0u;
-    if (threadIdx.x < GROUPS) {
-        v = a.group_value[row * GROUPS + threadIdx.x];
-        id = a.group_id[row * GROUPS + threadIdx.x];
+    if (threadIdx.x < BEST_GROUPS) {
+        v = a.group_value[row * BEST_GROUPS + threadIdx.x];
+        id = a.group_id[row * BEST_GROUPS + threadIdx.x];
     }
     warp_best(v, id);
     if ((threadIdx.x & 31) == 0) { values[threadIdx.x >> 5] = v; ids[threadIdx.x >> 5] = id; }

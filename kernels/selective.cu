@@ -14,7 +14,7 @@
 #include "recurrent.cuh"
 
 // Channels whose numbers lie together, and the most numbers of a channel.
-constexpr uint32_t CHANNELS = 16, MAX_STATES = 64;
+constexpr uint32_t CHANNELS = 16;
 
 __device__ __forceinline__ uint64_t place_of(const SelectiveArgs& a, uint32_t channel) {
     return (uint64_t)(channel / CHANNELS) * a.state_dim * CHANNELS + channel % CHANNELS;
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint64_t place_of(const SelectiveArgs& a, uint32_t ch
 __device__ __forceinline__ float* states_of(const SelectiveArgs& a, const Session* s) { return (float*)(s->fixed + a.matrix_offset); }
 
 // Channels of a block of a step. Two threads share one: thread p has numbers 2 i + p.
-constexpr uint32_t STEP_CHANNELS = 64, STEP_NUMBERS = 8;
+constexpr uint32_t STEP_NUMBERS = 8;
 
 struct StepParts {
     float of[2][MAX_STATES];  // B, C
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(2 * STEP_CHANNELS) selective_step(c
 extern "C" __global__ void __launch_bounds__(2 * STEP_CHANNELS) selective_chain(const __grid_constant__ SelectiveArgs a) { selective_token<true>(a); }
 
 // Channels of a block of a scan, each of four threads, tokens that it fetches at a time, and those that a thread fetches.
-constexpr uint32_t SCAN_CHANNELS = 32, TOKENS_AT_ONCE = 16, THREADS_OF_SCAN = 4 * SCAN_CHANNELS, TOKENS_EACH = TOKENS_AT_ONCE * SCAN_CHANNELS / THREADS_OF_SCAN;
+constexpr uint32_t TOKENS_AT_ONCE = 16, THREADS_OF_SCAN = 4 * SCAN_CHANNELS, TOKENS_EACH = TOKENS_AT_ONCE * SCAN_CHANNELS / THREADS_OF_SCAN;
 
 template <int N> struct ChannelTokens {
     float parts[TOKENS_AT_ONCE][2][4 * N];  // B, C

@@ -4,7 +4,6 @@
 #include "activation.cuh"
 #include "norm.cuh"
 
-constexpr uint32_t MAX_STREAMS = 16;
 // Least mean square of a row before it is made as large as another.
 constexpr float LEAST_SQUARE = 1e-5f;
 

@@ -26,9 +26,6 @@ extern "C" __global__ void __launch_bounds__(128) pool_texts(const __grid_consta
 
 enum DenseKind : uint32_t { DENSE_PLAIN = 0, DENSE_TANH = 1, DENSE_GELU = 2 };
 
-constexpr uint32_t DENSE_TEXTS = 8;    // of a block
-constexpr uint32_t DENSE_OUTPUTS = 4;  // likewise, one a warp
-
 // Grid (outputs / DENSE_OUTPUTS, count / DENSE_TEXTS), 32 * DENSE_OUTPUTS threads.
 extern "C" __global__ void __launch_bounds__(32 * DENSE_OUTPUTS) dense_texts(const __grid_constant__ DenseArgs a) {
     release_dependents();

@@ -236,7 +236,7 @@ template <uint32_t T, bool SPREAD> void compare_products(uint32_t finish, uint32
     d.uses = uses;
     d.ranks = adapters.ranks;
     d.n_linears = n_linears;
-    d.thin_at = (a.ring_bytes + GROUPS * Input::INPUT_BYTES + c.count * halves * most_rows * 4 + 15) / 16 * 16;
+    d.thin_at = (a.ring_bytes + GROUPS * INPUT_BYTES + c.count * halves * most_rows * 4 + 15) / 16 * 16;
     for (uint32_t i = 0; i < adapters.pieces.size(); i++) d.pieces[i] = adapters.pieces[i];
     a.residual = residual;
     a.finish = finish;

@@ -75,8 +75,8 @@ template <uint32_t T> struct Own {
         const auto kept = [](const OwnMatrix& m) { return m.rows / OWN_BLOCKS * ((m.n_slices - 1) * m.full_bytes + m.last_bytes); };
         a.projection_at = kept(a.gate);
         a.input_at = a.projection_at + kept(a.projection);
-        a.inner_at = (a.input_at + groups * Input::INPUT_BYTES + 15) / 16 * 16;
-        a.own_at = a.inner_at + inner / 32 * Input::INPUT_BYTES;
+        a.inner_at = (a.input_at + groups * INPUT_BYTES + 15) / 16 * 16;
+        a.own_at = a.inner_at + inner / 32 * INPUT_BYTES;
         for (int turn = 0; turn < 3; turn++) {
             // In the place of what is read.
             std::vector<float> out(adds ? base : x, (adds ? base : x) + width);

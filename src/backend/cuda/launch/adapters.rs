@@ -12,10 +12,8 @@ pub(in crate::backend::cuda) const THIN_ROWS: usize = 512;
 /// Input rows that a block takes of one session.
 const ROWS_AT_ONCE: u32 = 8;
 const THREADS: u32 = 128;
-/// As `LORA_DOWN_THREADS` of adapters.cuh.
-const LORA_DOWN_THREADS: u32 = 512;
-/// Parts of a row of `A`, as `LORA_DOWN_PARTS` of adapters.cuh.
-pub(in crate::backend::cuda) const PARTS: usize = 16;
+/// A warp for each part of a row of `A`.
+const LORA_DOWN_THREADS: u32 = args::LORA_DOWN_PARTS * 32;
 /// The most ranks, of all linear layers of a product, for which it adds itself what adapters have: beyond, its blocks would
 /// wait too long.
 pub(in crate::backend::cuda) const MOST_RANKS: usize = 256;

@@ -59,4 +59,5 @@ unsafe impl Pod for Session {}
 // SAFETY: 32 numbers.
 unsafe impl Pod for StateRing {}
 
+const _: () = assert!(MAX_STREAMS as usize == crate::model::MAX_STREAMS);
 const _: () = assert!(ENTRY_LOGPROBS == crate::engine::sampling::MAX_LOGPROBS);

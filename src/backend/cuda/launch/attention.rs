@@ -2,7 +2,7 @@
 
 mod long;
 
-pub use long::{FMA_ROWS, MAX_LATENT_KEY};
+pub use long::FMA_ROWS;
 
 use super::args;
 use super::kernel_id::KernelId;
@@ -11,12 +11,8 @@ use crate::backend::cuda::driver::Stream;
 
 use crate::error::Result;
 
-/// Positions per tile of the KV cache, as `KV_TILE` of common.cuh.
-pub const KV_TILE: usize = 64;
-/// Parts that a context is cut into at most, as `MAX_PARTS` of attend.cuh.
-pub const MAX_PARTS: u32 = 120;
-/// Largest head that the attention kernels take, as `LONGEST` of rope.cu.
-pub const MAX_HEAD_DIM: usize = 512;
+/// Positions per tile of the KV cache.
+pub const KV_TILE: usize = args::KV_TILE as usize;
 /// Longer heads have kernels of their own.
 pub const LONGEST_SHORT: u32 = 256;
 /// Sizes of heads that tiles are made for, others take the next larger; and stages of tiles, the best first,
@@ -226,7 +222,7 @@ impl Kernels {
         // No more blocks than a window has chunks, which have 128 positions at least.
         let blocks = match args.layout.ring {
             0 => blocks,
-            _ => blocks.min((args.layout.window + KV_TILE as u32).div_ceil(128)),
+            _ => blocks.min((args.layout.window + args::KV_TILE).div_ceil(128)),
         };
         // The chunks of a head are joined where the tiles were.
         let room = tiles.shared / (4 * part_stride(dim) as usize);

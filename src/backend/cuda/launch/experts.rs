@@ -7,7 +7,6 @@ mod sparse;
 
 pub use launch::{ExpertInner, ExpertInput, ExpertPairs};
 pub use pairs::{Choice, PairTiles, Sorted};
-pub use products::PAIRS_AT_ONCE;
 pub use products::{DownSum, OneRow, PairInput};
 
 use super::args;
@@ -15,15 +14,8 @@ use super::feed_forward::MlpPlan;
 use super::matrix::{Matrix, tiled_bytes};
 use super::record::RecordType;
 
-/// Most experts of a layer, as `MAX_EXPERTS` of experts.cu.
-pub(in crate::backend::cuda) const MAX_EXPERTS: usize = 1024;
 /// Most groups of experts: a lane each.
 pub(in crate::backend::cuda) const MAX_GROUPS: usize = 32;
-/// Most experts that a token goes through: a chunk's pairs must fit a grid.
-pub(in crate::backend::cuda) const MAX_USED: usize = 31;
-/// Most slots of a tile of the products of many rows, as `Tile` of matmul_experts.cu, and where they go by warpgroups.
-pub(in crate::backend::cuda) const TILE_ROWS: u32 = 128;
-const EXPERT_SLOTS: u32 = 192;
 /// Rows of an expert up to which a prompt's products read records where they do not go by warpgroups: 64 were faster so, 128 slower (benches/cuda.md).
 const FEW_ROWS: u32 = 96;
 /// Longest input that every block of a step's last product makes for itself.
@@ -242,6 +234,10 @@ pub fn route_args(e: &ExpertsPlan, choice: &Choice) -> args::Route {
 
 /// Bytes of an input that a block makes for itself, as `input_bytes` of matvec_experts.cuh.
 fn own_input_bytes(ty: RecordType, groups: u32) -> usize {
-    let group = if ty.is_float() { 128 } else { 36 };
-    (groups as usize * group).next_multiple_of(128)
+    let group = if ty.is_float() {
+        128
+    } else {
+        args::INPUT_BYTES
+    };
+    ((groups * group) as usize).next_multiple_of(128)
 }

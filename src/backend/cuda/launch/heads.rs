@@ -6,8 +6,6 @@ use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
 
-/// Heads that a `ready_heads` block takes, as in heads.cu.
-const READY_HEADS: u32 = 8;
 /// Elements that a `finish_heads` block takes.
 const FINISHED: u32 = 256;
 
@@ -23,14 +21,14 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         let heads = args.n_heads + 2 * args.n_kv_heads;
-        let grid = (heads.div_ceil(READY_HEADS), rows, 1);
+        let grid = (heads.div_ceil(args::READY_HEADS), rows, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(
                 stream,
                 KernelId::ReadyHeads,
                 grid,
-                32 * READY_HEADS,
+                32 * args::READY_HEADS,
                 0,
                 args,
             )

@@ -19,7 +19,7 @@ use std::sync::Arc;
 include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 
 /// Warps of a matvec block.
-pub(super) const WARPS: usize = 16;
+pub(super) const WARPS: usize = args::WARPS as usize;
 /// Rows of input that the matvec kernels are made for.
 const MATVEC_ROWS: [usize; 2] = [1, 4];
 /// Bytes of weights that a matvec launch asks for ahead of its input: a part of the L2 cache.

@@ -12,15 +12,15 @@ const FROM: u32 = 5;
 /// Rows of input that the kernels are made for.
 const ROWS: [usize; 3] = [8, 16, 32];
 /// Warps of a block.
-const WARPS: usize = 8;
+const WARPS: usize = args::BATCH_WARPS as usize;
 /// Threads of a block.
-pub(super) const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = args::BATCH_WARPS * 32;
 /// Blocks of a cluster, where `BATCH_CLUSTER` is not 1.
 const CLUSTER: usize = 2;
 /// Weight rows of a tile.
-const TILE: usize = 8;
+const TILE: usize = args::BATCH_TILE_ROWS as usize;
 /// Stages of a ring at most.
-const MAX_STAGES: usize = 8;
+const MAX_STAGES: usize = args::BATCH_MAX_STAGES as usize;
 /// At least the static shared memory of a block, and what the driver takes for itself.
 const STATIC_SHARED: usize = 256;
 const RESERVED_SHARED: usize = 1024;

@@ -1,21 +1,16 @@
 //! The part of a layer with an input of its own, and its launch for one session: by one kernel (`kernels/own_input.cuh`), where there is one.
 
-use super::args;
+use super::args::{self, INPUT_BYTES, OWN_BLOCKS};
 use super::kernel_id::KernelId;
 use super::kernels::{Kernels, WARPS};
 use super::matrix::{Matrix, slices};
+use super::product::WIDEST_SUM;
 use super::record::RecordType;
 use crate::backend::cuda::driver::Stream;
 use crate::error::{Result, fail};
 
-/// Blocks of the cluster, as `OWN_BLOCKS`.
-const BLOCKS: u32 = 8;
 /// At least the static shared memory of a block.
 const STATIC_SHARED: usize = 1024;
-/// Bytes of a group of an input in shared memory.
-const INPUT_BYTES: u32 = 36;
-/// Widest row: what two fours of each thread are.
-const WIDEST: u32 = 8 * 512;
 
 /// What a layer makes of its own input on the device.
 #[derive(Clone, Debug)]
@@ -35,7 +30,7 @@ fn own_matrix(matrix: &Matrix) -> Option<(args::OwnMatrix, RecordType, u32)> {
     let [segment] = &matrix.segments[..] else {
         return None;
     };
-    if matrix.bias != 0 || !segment.rows.is_multiple_of(BLOCKS * 4) || segment.ty.is_float() {
+    if matrix.bias != 0 || !segment.rows.is_multiple_of(OWN_BLOCKS * 4) || segment.ty.is_float() {
         return None;
     }
     let (n_slices, full, last) = slices(segment.ty, matrix.groups);
@@ -48,7 +43,7 @@ fn own_matrix(matrix: &Matrix) -> Option<(args::OwnMatrix, RecordType, u32)> {
         full_bytes: segment.ty.record_bytes(full) as u32,
         last_bytes: segment.ty.record_bytes(last) as u32,
     };
-    let bytes = segment.rows / BLOCKS * ((n_slices - 1) * own.full_bytes + own.last_bytes);
+    let bytes = segment.rows / OWN_BLOCKS * ((n_slices - 1) * own.full_bytes + own.last_bytes);
     Some((own, segment.ty, bytes))
 }
 
@@ -76,7 +71,7 @@ impl Kernels {
         let (gate, ty, gate_bytes) = own_matrix(&own.gate)?;
         let (projection, other, projection_bytes) = own_matrix(&own.projection)?;
         let fits = ty == other
-            && width <= WIDEST
+            && width <= WIDEST_SUM
             && own.gate.groups * 32 == width
             && projection.rows == width
             && projection.n_slices == 1
@@ -84,7 +79,7 @@ impl Kernels {
         let input_at = gate_bytes + projection_bytes;
         let inner_at = (input_at + own.gate.groups * INPUT_BYTES).next_multiple_of(16);
         let own_at = (inner_at + own.projection.groups * INPUT_BYTES).next_multiple_of(16);
-        let floats = gate.rows / BLOCKS * (1 + gate.n_slices) + width / BLOCKS;
+        let floats = gate.rows / OWN_BLOCKS * (1 + gate.n_slices) + width / OWN_BLOCKS;
         let shared = (own_at + floats * 4) as usize;
         let most = self.context().properties().shared_bytes - STATIC_SHARED;
         let args = args::OwnInput {
@@ -127,7 +122,7 @@ impl Kernels {
             out_scale: args.out_scale,
             ..plan
         };
-        let (grid, threads) = ((BLOCKS, 1, 1), (WARPS * 32) as u32);
+        let (grid, threads) = ((OWN_BLOCKS, 1, 1), (WARPS * 32) as u32);
         // SAFETY: by contract, the arguments are what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(

@@ -13,15 +13,14 @@ use crate::error::{Result, fail};
 /// At least the static shared memory of a block.
 const STATIC_SHARED: usize = 1024;
 /// Bytes of a group of the input in shared memory.
-const INPUT_BYTES: usize = 36;
-/// As of adapters.cuh.
-const LORA_DOWN_PARTS: usize = 16;
+const INPUT_BYTES: usize = args::INPUT_BYTES as usize;
+const LORA_DOWN_PARTS: usize = args::LORA_DOWN_PARTS as usize;
 /// Bytes that a block keeps of a row of `B`, with what is to be known of it.
 const KEPT_OF_ROW: usize = 64;
 /// Widest row that a norm takes: what the registers of a block hold.
 const WIDEST_NORM: u32 = 16 * 512;
-/// Widest row that is added up before, or that is one of two which a norm takes, by `FOURS_OF_SUM` of product.cuh.
-pub(super) const WIDEST_SUM: u32 = 8 * 512;
+/// Widest row that is added up before, or that is one of two which a norm takes.
+pub(super) const WIDEST_SUM: u32 = 4 * (args::FOURS_OF_SUM * args::WARPS * 32) as u32;
 
 /// Rows that kernels of several rows are made for (`product_few_*`).
 const FEW_ROWS: [usize; 2] = [2, 4];

@@ -1,37 +1,22 @@
 //! Launches of the kernels of mixers with a state of fixed size.
 
-use super::args;
+use super::args::{
+    self, CONV_ROWS, SCAN_CHANNELS, SCAN_ROWS, SCAN_TOKENS, STEP_BLOCKS, STEP_CHANNELS,
+    STEP_THREADS,
+};
 use super::kernel_id::{KernelId, StateKind};
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
 
-/// Columns of a head's state at most, as `MAX_COLS` of recurrent.cuh.
-pub const MAX_COLS: u32 = 256;
-/// The same where each column has a step of its own.
+/// Columns of a head's state at most where each has a step of its own.
 pub const MAX_CHANNELS: u32 = 128;
 /// Rows of a head's state at most: a step keeps two numbers for each in shared memory.
 pub const MAX_ROWS: u32 = 1024;
 /// Positions that a convolution sees at most: no row of a chunk but the first block's looks back further.
 pub const MAX_WIDTH: u32 = CONV_ROWS;
-/// Threads of a head in a step, as `STEP_THREADS` of recurrent.cu.
-const STEP_THREADS: u32 = 512;
-/// Blocks that share them where that is faster, as `STEP_BLOCKS` of recurrent.cu.
-const STEP_BLOCKS: u32 = 4;
-/// Rows of a chunk that a block of a convolution takes, as `CONV_ROWS` of recurrent.cu.
-const CONV_ROWS: u32 = 32;
-/// Rows of a state that a block of a scan has, as `SCAN_ROWS` of recurrent.cu.
-const SCAN_ROWS: u32 = 32;
-/// Tokens that it fetches at a time, as `SCAN_TOKENS` of recurrent.cu.
-const SCAN_TOKENS: u32 = 16;
-/// Channels of the first Mamba that a block has in a step, as `STEP_CHANNELS` of selective.cu.
-const STEP_CHANNELS: u32 = 64;
-/// And in a scan, as `SCAN_CHANNELS` of selective.cu.
-const SCAN_CHANNELS: u32 = 32;
-/// Numbers of a channel at most, as `MAX_STATES` of selective.cu.
-pub const MAX_STATES: u32 = 64;
 /// Numbers of columns that the kernels are made for; others take the next larger one.
-const COLS: [u32; 2] = [128, 256];
+const COLS: [u32; 2] = [128, args::MAX_COLS];
 
 /// Shared memory of a scan: two batches of keys, queries and values.
 fn scan_shared(state: StateKind) -> usize {

@@ -9,7 +9,7 @@ use crate::error::Result;
 /// Entries of the ring of chosen tokens: steps that can be under way.
 pub const RESULT_SLOTS: u32 = 64;
 /// Groups of tokens whose best the kernels find first.
-pub const GROUPS: u32 = 256;
+pub const GROUPS: u32 = args::BEST_GROUPS as u32;
 /// Blocks of `best` per session: four groups each.
 const BEST_BLOCKS: u32 = GROUPS / 4;
 /// Blocks of `penalize` per session.

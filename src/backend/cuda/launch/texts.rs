@@ -1,6 +1,6 @@
 //! Launches of the kernels of whole texts.
 
-use super::args;
+use super::args::{self, DENSE_OUTPUTS, DENSE_TEXTS};
 use super::attention::{flash_shared, flash_wgmma_shared, padded_head};
 use super::kernel_id::KernelId;
 use super::kernels::Kernels;
@@ -8,9 +8,6 @@ use super::span::Span;
 use crate::backend::cuda::driver::Stream;
 use crate::error::Result;
 
-/// Outputs of a `dense_texts` block, and texts, as of texts.cu.
-const DENSE_OUTPUTS: u32 = 4;
-const DENSE_TEXTS: u32 = 8;
 /// Queries of a tile, and of those of the warpgroup products.
 const TILE: u32 = 64;
 const WIDE_TILE: u32 = 128;

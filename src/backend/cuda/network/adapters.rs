@@ -7,7 +7,7 @@ use super::evaluation::Evaluation;
 use super::plan::Plan;
 use crate::backend::cuda::driver::{Buffer, Context};
 use crate::backend::cuda::launch::adapters::{
-    Adaptation, AdaptedInput, Adapters, MOST_RANKS, OneSession, PARTS, Room, THIN_ROWS,
+    Adaptation, AdaptedInput, Adapters, MOST_RANKS, OneSession, Room, THIN_ROWS,
 };
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::matrix::Matrix;
@@ -331,7 +331,11 @@ impl SessionAdapters {
             thin: Buffer::new(context, THIN_ROWS * thin_stride * 4, what)?,
             thin_stride,
             words: match room.ranks <= MOST_RANKS {
-                true => Some(Buffer::new(context, thin_stride * PARTS * 8, what)?),
+                true => Some(Buffer::new(
+                    context,
+                    thin_stride * args::LORA_DOWN_PARTS as usize * 8,
+                    what,
+                )?),
                 false => None,
             },
             table: try_vec(n * room.uses, args::AdapterPair::default(), what)?,

@@ -5,9 +5,8 @@ mod places;
 pub use places::{ChunkExperts, StepExperts};
 
 use super::jobs::Jobs;
-use crate::backend::cuda::launch::experts::{
-    ExpertsPlan, MAX_EXPERTS, MAX_GROUPS, MAX_USED, Router,
-};
+use crate::backend::cuda::launch::args::{MAX_EXPERTS, MAX_USED};
+use crate::backend::cuda::launch::experts::{ExpertsPlan, MAX_GROUPS, Router};
 use crate::backend::cuda::launch::feed_forward::activation;
 use crate::error::{Result, fail};
 use crate::model::{Experts, Linear, Scoring};
@@ -15,7 +14,7 @@ use crate::model::{Experts, Linear, Scoring};
 impl Jobs {
     /// Lays a mixture out. `Unsupported` names what the kernels cannot do.
     pub fn experts(&mut self, e: &Experts) -> Result<ExpertsPlan> {
-        if e.n_experts > MAX_EXPERTS || e.n_used > MAX_USED {
+        if e.n_experts > MAX_EXPERTS as usize || e.n_used > MAX_USED as usize {
             fail!(
                 Unsupported,
                 "tensor {}: {} of {} experts; the GPU takes {MAX_USED} of {MAX_EXPERTS} at most",

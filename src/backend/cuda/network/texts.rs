@@ -14,8 +14,6 @@ use crate::error::Result;
 
 /// Rows for each text that there is room for.
 const ROWS_OF_A_TEXT: u32 = 8;
-/// Elements of a row of a tile of products, as of matmul.cuh.
-const TILE_K: u32 = 64;
 /// Elements of a row begin at multiples of this.
 const ROW_UNIT: u32 = 4;
 
@@ -105,7 +103,7 @@ impl ChunkOperations<'_> {
         let direct = attention.gate == 0
             && !attention.heads.finishes()
             && attention.head_dim.is_multiple_of(8)
-            && width.is_multiple_of(TILE_K)
+            && width.is_multiple_of(args::TILE_K)
             && attention.output.groups * 32 == width;
         let rope = args::Rope {
             sessions: e.sessions,

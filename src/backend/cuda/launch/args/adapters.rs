@@ -2,6 +2,9 @@
 
 use super::{ConstPtr, Half, Product, Ptr, Session};
 
+/// Parts of a row of `A`, a warp each, whose products with the input are added up in order.
+pub const LORA_DOWN_PARTS: u32 = 16;
+
 /// `AdapterPair`.
 ///
 /// A pair for one linear layer.

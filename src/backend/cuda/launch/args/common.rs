@@ -3,6 +3,45 @@
 use super::{ConstPtr, Half, Ptr};
 use std::ffi::c_void;
 
+/// Positions of a tile of the KV cache.
+pub const KV_TILE: u32 = 64;
+
+/// Most parts that a context is cut into: those of a head fit in a block's tiles (fewer of them where tiles are of one stage).
+pub const MAX_PARTS: u32 = 120;
+
+/// Longest head that attention takes.
+pub const MAX_HEAD_DIM: u32 = 512;
+
+/// Rows of a tile of a product of many rows.
+pub const TILE_ROWS: u32 = 128;
+
+/// Elements of each.
+pub const TILE_K: u32 = 64;
+
+/// Warps of a block of the products of one row or a few.
+pub const WARPS: i32 = 16;
+
+/// Bytes of a group of their input in shared memory: int8 and a scale.
+pub const INPUT_BYTES: u32 = 36;
+
+/// Fours of elements that a thread has at most of a row that is added up first.
+pub const FOURS_OF_SUM: i32 = 2;
+
+/// Warps of a block of the products of batches.
+pub const BATCH_WARPS: u32 = 8;
+
+/// Weight rows of a tile there.
+pub const BATCH_TILE_ROWS: u32 = 8;
+
+/// Most stages of a ring there.
+pub const BATCH_MAX_STAGES: u32 = 8;
+
+/// Groups of tokens whose best is found first.
+pub const BEST_GROUPS: i32 = 256;
+
+/// Words of `asked` before its tokens.
+pub const ASKED_TOKENS: u32 = 2;
+
 /// `Settings`.
 ///
 /// How a session's tokens are chosen; src/engine/sampling/mod.rs defines what the numbers do.
@@ -757,7 +796,7 @@ pub struct Sample {
     pub sessions: ConstPtr<Ptr<Session>>,
     /// `[batch][n_vocab]`.
     pub logits: ConstPtr<f32>,
-    /// `[batch][GROUPS]`: the largest logit of each group of tokens.
+    /// `[batch][BEST_GROUPS]`: the largest logit of each group of tokens.
     pub group_value: Ptr<f32>,
     pub group_id: Ptr<u32>,
     pub n_vocab: u32,

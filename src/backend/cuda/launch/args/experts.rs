@@ -3,6 +3,34 @@
 use super::{Activation, ConstPtr, Half, Norm, Ptr, Segment};
 use std::ffi::c_void;
 
+/// Most experts of a layer.
+pub const MAX_EXPERTS: u32 = 1024;
+
+/// Most experts that a token goes through: a chunk's pairs must fit a grid.
+pub const MAX_USED: u32 = 31;
+
+/// Warps of a block of the router's product with one row.
+pub const ROUTER_WARPS: u32 = 16;
+
+/// Warps of a block of the router's product with rows.
+pub const SCORE_WARPS: u32 = 8;
+
+/// Rows of the router that each takes.
+pub const SCORES_AT_ONCE: u32 = 2;
+
+/// Pairs of one expert that share its weights, in a step of several rows.
+pub const PAIRS_AT_ONCE: u32 = 4;
+
+/// Warps of the block that routes a step's rows.
+pub const PAIR_WARPS: u32 = 16;
+
+/// Most pairs that it sorts.
+pub const MOST_PAIRS: u32 = 2048;
+
+/// Most slots of a tile of the products of many rows by warpgroups: an instruction of the tensor cores may have no more registers than
+/// each of the block's threads at the start.
+pub const EXPERT_SLOTS: u32 = 192;
+
 /// `PairTile` of route.cuh.
 pub enum PairTile {}
 

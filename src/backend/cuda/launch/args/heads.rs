@@ -2,6 +2,9 @@
 
 use super::{ConstPtr, Norm, Ptr};
 
+/// Heads of a `ready_heads` block, one a warp.
+pub const READY_HEADS: u32 = 8;
+
 /// `ReadyHeadsArgs`.
 ///
 /// Queries, keys and values of rows, in place: their limit, norms with weights of each head, and the factor on values. Values that are

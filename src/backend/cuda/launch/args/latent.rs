@@ -2,6 +2,12 @@
 
 use super::{ConstPtr, Half, KvLayout, Norm, Ptr, Rotation, Session};
 
+/// Longest key of latent attention.
+pub const MAX_LATENT_KEY: u32 = 768;
+
+/// Rows of input that a block of the `head_product` kernels takes.
+pub const HEAD_ROWS: u32 = 64;
+
 /// `LatentArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,6 +2,9 @@
 
 use super::{Activation, ConstPtr, Norm, Ptr, RowSum};
 
+/// Blocks of the cluster.
+pub const OWN_BLOCKS: u32 = 8;
+
 /// `OwnMatrix`.
 ///
 /// A matrix of one type, as `slices_of` cuts it.

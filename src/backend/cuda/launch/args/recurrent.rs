@@ -2,6 +2,33 @@
 
 use super::{ConstPtr, Norm, Ptr, Session};
 
+/// Most columns of a head's state.
+pub const MAX_COLS: u32 = 256;
+
+/// Threads of a head in a step, four for a row of its state.
+pub const STEP_THREADS: u32 = 512;
+
+/// Blocks that share these and the rows where that is faster.
+pub const STEP_BLOCKS: u32 = 4;
+
+/// Rows of a chunk that a block of a convolution takes.
+pub const CONV_ROWS: u32 = 32;
+
+/// Rows of a state that a block of a scan has.
+pub const SCAN_ROWS: u32 = 32;
+
+/// Tokens that it fetches at a time.
+pub const SCAN_TOKENS: u32 = 16;
+
+/// Channels of the first Mamba that a block has in a step.
+pub const STEP_CHANNELS: u32 = 64;
+
+/// And in a scan.
+pub const SCAN_CHANNELS: u32 = 32;
+
+/// Most numbers of such a channel.
+pub const MAX_STATES: u32 = 64;
+
 /// `RecurrentArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

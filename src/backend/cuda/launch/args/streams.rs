@@ -2,6 +2,9 @@
 
 use super::{ConstPtr, Norm, Ptr};
 
+/// Most streams.
+pub const MAX_STREAMS: u32 = 16;
+
 /// `StreamsArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

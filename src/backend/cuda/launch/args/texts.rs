@@ -2,6 +2,12 @@
 
 use super::{ConstPtr, Flash, Half, Ptr};
 
+/// Texts of a `dense_texts` block.
+pub const DENSE_TEXTS: u32 = 8;
+
+/// Outputs of it, one a warp.
+pub const DENSE_OUTPUTS: u32 = 4;
+
 /// `TextTile`.
 ///
 /// Queries that a block attends with: those of a text from one on.

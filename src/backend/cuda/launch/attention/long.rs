@@ -3,7 +3,7 @@
 
 use super::rope_of;
 use crate::backend::cuda::driver::Stream;
-use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::args::{self, HEAD_ROWS};
 use crate::backend::cuda::launch::kernel_id::KernelId;
 use crate::backend::cuda::launch::kernels::Kernels;
 use crate::error::Result;
@@ -35,15 +35,12 @@ const ATTEND_LATENT: [Long; 2] = [
 /// Of a prefill, the same.
 const FLASH: Long = long(KernelId::FlashLong, 211_200, 64);
 const FLASH_LATENT: Long = long(KernelId::FlashLatent, 162_048, 64);
-/// Outputs of a head that a block of the `head_product` kernels makes, and rows of input that it takes, as `PRODUCT_ROWS` of latent.cu.
+/// Outputs of a head that a block of the `head_product` kernels makes.
 const HEAD_OUTPUTS: [u32; 2] = [16, 64];
-const HEAD_ROWS: u32 = 64;
 const HEAD_SHARED: usize = 33_024;
 /// Most queries of a KV head that a block of the `attend_fma_long` kernels takes, and elements of a head that it has room for.
 const FMA_QUERIES: u32 = 2;
 const FMA_ELEMENTS: u32 = 768;
-/// Longest key of latent attention, as `LONGEST_KEY` of latent.cu.
-pub const MAX_LATENT_KEY: usize = 768;
 /// Longest key and value of it that tensor cores are for.
 const TILES_KEY: u32 = 576;
 const TILES_VALUE: u32 = 512;

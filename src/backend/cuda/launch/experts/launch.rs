@@ -1,17 +1,15 @@
 //! Launches of the kernels for experts that every device can run.
 
-use super::{EXPERT_SLOTS, Router, TILE_ROWS, own_input_bytes};
+use super::{Router, own_input_bytes};
 use crate::backend::cuda::driver::Stream;
-use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::args::{
+    self, EXPERT_SLOTS, SCORE_WARPS, SCORES_AT_ONCE, TILE_ROWS,
+};
 use crate::backend::cuda::launch::kernel_id::KernelId;
 use crate::backend::cuda::launch::kernels::Kernels;
 use crate::backend::cuda::launch::matrix::{Inputs, Matrix};
 use crate::backend::cuda::launch::record::RecordType;
 use crate::error::Result;
-
-/// Warps of a block of the router's product with rows, and rows of the router that each takes, as in experts.cu.
-const SCORE_WARPS: u32 = 8;
-const SCORES_AT_ONCE: u32 = 2;
 
 /// Shared memory of the products by warpgroups: five stages of 128 rows of the matrix and the slots of a tile, 64 elements each, and
 /// room to align them.

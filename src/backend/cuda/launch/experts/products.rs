@@ -3,7 +3,9 @@
 use super::launch::router_args;
 use super::{ExpertsPlan, PairTiles, Router};
 use crate::backend::cuda::driver::Stream;
-use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::args::{
+    self, MAX_EXPERTS, MAX_USED, MOST_PAIRS, PAIR_WARPS, PAIRS_AT_ONCE,
+};
 use crate::backend::cuda::launch::kernel_id::{ExpertProduct, KernelId};
 use crate::backend::cuda::launch::kernels::{Kernels, WARPS};
 use crate::backend::cuda::launch::matrix::{Inputs, Matrix, MatrixSegment, slices};
@@ -13,18 +15,13 @@ use crate::error::{Result, fail};
 /// At least the static shared memory of a block.
 const STATIC_SHARED: usize = 9 * 1024;
 /// Bytes of a group of the input in shared memory.
-const INPUT_BYTES: usize = 36;
+const INPUT_BYTES: usize = args::INPUT_BYTES as usize;
 /// Widest row that a norm takes: what the registers of a block hold.
 const WIDEST_NORM: u32 = 16 * 512;
 /// Weights of a block of products that others' blocks may share a multiprocessor with, as for products of one row.
 const SHARING_BYTES: std::ops::Range<u64> = 120 << 10..400 << 10;
-/// Pairs of one expert that share its weights, as `PAIRS_AT_ONCE` of route.cuh.
-pub const PAIRS_AT_ONCE: u32 = 4;
-/// Warps of the block that routes a step's rows, and most pairs that it sorts, as in experts.cu.
-const PAIR_WARPS: u32 = 16;
-const MOST_PAIRS: u32 = 2048;
 /// Bytes of a `RouteMemory` of route.cuh.
-const ROUTE_BYTES: usize = (2 * super::MAX_EXPERTS + 1 + super::MAX_USED + 1) * 4;
+const ROUTE_BYTES: usize = (2 * MAX_EXPERTS as usize + 1 + MAX_USED as usize + 1) * 4;
 /// Shared memory for the router's input and sums.
 const ROUTER_SHARED: usize = 64 * 1024;
 
@@ -218,7 +215,7 @@ impl Kernels {
         let grid = (router.rows.div_ceil(per_block), 1, 1);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            let threads = (WARPS * 32) as u32;
+            let threads = args::ROUTER_WARPS * 32;
             self.launch(stream, KernelId::RouterRow, grid, threads, shared, &args)
         }
     }

@@ -1,7 +1,8 @@
 //! The memory that experts work in, in a step and in a chunk of a prompt.
 
 use crate::backend::cuda::driver::arena::Arena;
-use crate::backend::cuda::launch::experts::{Choice, PAIRS_AT_ONCE, PairTiles, Sorted, TILE_ROWS};
+use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::experts::{Choice, PairTiles, Sorted};
 use crate::backend::cuda::launch::matrix::{Inputs, tiled_bytes};
 use crate::backend::cuda::network::plan::Plan;
 
@@ -68,7 +69,7 @@ impl Sorted {
 impl StepExperts {
     /// For steps of `rows` sessions.
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> StepExperts {
-        let s = Extents::of(plan, rows, PAIRS_AT_ONCE);
+        let s = Extents::of(plan, rows, args::PAIRS_AT_ONCE);
         StepExperts {
             inputs: Inputs::place(arena, s.inner_groups),
             sorted: Sorted::place(arena, &s),
@@ -87,7 +88,7 @@ impl StepExperts {
 impl ChunkExperts {
     /// For chunks of `rows` tokens.
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> ChunkExperts {
-        let s = Extents::of(plan, rows, TILE_ROWS);
+        let s = Extents::of(plan, rows, args::TILE_ROWS);
         ChunkExperts {
             inner: arena.array::<f32>(s.inner.max(s.out)),
             input: arena.array::<f32>(s.input),

@@ -4,10 +4,8 @@ use super::heads::HeadsPlan;
 use super::recurrent::rows;
 use crate::backend::Work;
 use crate::backend::cuda::driver::arena::Arena;
-use crate::backend::cuda::launch::args::{self, CHUNKED};
-use crate::backend::cuda::launch::attention::{
-    FMA_ROWS, LONGEST_SHORT, MAX_HEAD_DIM, MAX_PARTS, part_stride,
-};
+use crate::backend::cuda::launch::args::{self, CHUNKED, MAX_HEAD_DIM};
+use crate::backend::cuda::launch::attention::{FMA_ROWS, LONGEST_SHORT, part_stride};
 use crate::backend::cuda::launch::matrix::{Forms, Matrix};
 use crate::backend::cuda::launch::product::RowInput;
 use crate::backend::cuda::launch::span::Span;
@@ -74,7 +72,7 @@ impl Jobs {
         a: &Attention,
         kv: KvShape,
     ) -> Result<AttentionPlan> {
-        if a.head_dim > MAX_HEAD_DIM {
+        if a.head_dim > MAX_HEAD_DIM as usize {
             fail!(
                 Unsupported,
                 "layer {layer}: heads of {} elements; the GPU's attention takes {MAX_HEAD_DIM}",
@@ -286,7 +284,7 @@ impl StepAttention {
         let heads = plan.attention().map(|a| a.n_kv_heads).min();
         let n_chunks = (2 * multiprocessors)
             .div_ceil(heads.unwrap_or(1))
-            .clamp(1, MAX_PARTS);
+            .clamp(1, args::MAX_PARTS);
         let rows = u64::from(rows);
         let queries = u64::from(plan.most(|a| a.n_heads * a.head_dim));
         let parts = u64::from(plan.most(|a| a.n_heads * part_stride(a.head_dim)));

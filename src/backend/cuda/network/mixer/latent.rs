@@ -5,8 +5,8 @@
 
 use crate::backend::Work;
 use crate::backend::cuda::driver::arena::Arena;
-use crate::backend::cuda::launch::args;
-use crate::backend::cuda::launch::attention::{FMA_ROWS, MAX_LATENT_KEY, MAX_PARTS, part_stride};
+use crate::backend::cuda::launch::args::{self, MAX_LATENT_KEY};
+use crate::backend::cuda::launch::attention::{FMA_ROWS, part_stride};
 use crate::backend::cuda::launch::matrix::Matrix;
 use crate::backend::cuda::launch::product::RowInput;
 use crate::backend::cuda::launch::span::Span;
@@ -54,7 +54,7 @@ impl Jobs {
         a: &LatentAttention,
         kv: KvShape,
     ) -> Result<LatentPlan> {
-        if kv.head_dim > MAX_LATENT_KEY {
+        if kv.head_dim > MAX_LATENT_KEY as usize {
             fail!(
                 Unsupported,
                 "layer {layer}: latent keys of {} elements; the GPU's attention takes {MAX_LATENT_KEY}",
@@ -271,7 +271,8 @@ impl StepLatent {
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> Self {
         StepLatent {
             rows: Rows::place(arena, plan, rows),
-            parts: arena.array::<f32>(u64::from(rows) * u64::from(MAX_PARTS) * parts_len(plan)),
+            parts: arena
+                .array::<f32>(u64::from(rows) * u64::from(args::MAX_PARTS) * parts_len(plan)),
         }
     }
 }
@@ -316,7 +317,7 @@ impl StepOperations<'_> {
             layout,
             scores: latent.scores(),
             n_heads: latent.n_heads,
-            n_chunks: MAX_PARTS,
+            n_chunks: args::MAX_PARTS,
             value_dim: latent.rank,
             ..Default::default()
         };

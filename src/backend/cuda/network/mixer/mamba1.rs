@@ -5,10 +5,9 @@
 
 use crate::backend::Work;
 use crate::backend::cuda::driver::arena::Arena;
-use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::args::{self, MAX_STATES};
 use crate::backend::cuda::launch::matrix::Matrix;
 use crate::backend::cuda::launch::product::RowInput;
-use crate::backend::cuda::launch::recurrent::MAX_STATES;
 use crate::backend::cuda::launch::span::Span;
 use crate::backend::cuda::network::jobs::{Jobs, floats};
 use crate::backend::cuda::network::plan::Plan;

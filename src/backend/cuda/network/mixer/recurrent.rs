@@ -3,10 +3,10 @@
 
 use crate::backend::Work;
 use crate::backend::cuda::driver::arena::Arena;
-use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::args::{self, MAX_COLS};
 use crate::backend::cuda::launch::matrix::Matrix;
 use crate::backend::cuda::launch::product::RowInput;
-use crate::backend::cuda::launch::recurrent::{MAX_CHANNELS, MAX_COLS, MAX_ROWS, MAX_WIDTH};
+use crate::backend::cuda::launch::recurrent::{MAX_CHANNELS, MAX_ROWS, MAX_WIDTH};
 use crate::backend::cuda::launch::span::Span;
 use crate::backend::cuda::network::fixed_plan::FixedLayer;
 use crate::backend::cuda::network::jobs::Jobs;

@@ -8,8 +8,8 @@ use super::StepOperations;
 use crate::backend::Work;
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::experts::{
-    DownSum, ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, OneRow, PAIRS_AT_ONCE, PairInput,
-    route_args, sort_args, weigh_args,
+    DownSum, ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, OneRow, PairInput, route_args,
+    sort_args, weigh_args,
 };
 use crate::backend::cuda::launch::matrix::Forms;
 use crate::backend::cuda::network::evaluation::ExpertOutputs;
@@ -113,7 +113,7 @@ impl StepOperations<'_> {
             kernels.route(stream, &route, self.batch)?;
             if self.sorts() {
                 let sorted = &at.experts.sorted;
-                let sort = sort_args(e, choice, sorted, self.pairs(e), PAIRS_AT_ONCE);
+                let sort = sort_args(e, choice, sorted, self.pairs(e), args::PAIRS_AT_ONCE);
                 kernels.expert_sort(stream, &sort)?;
             }
         }

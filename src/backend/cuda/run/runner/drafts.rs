@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Rows of a step that verifies drafts: the known token, and drafts.
 pub const MAX_ROWS: usize = 16;
-/// Words of `asked` before its tokens, as `ASKED_TOKENS` of drafts.cu.
-const ASKED_TOKENS: usize = 2;
+/// Words of `asked` before its tokens.
+const ASKED_TOKENS: usize = args::ASKED_TOKENS as usize;
 
 /// What a session has on the device for its drafts.
 pub struct DraftSpace {
