@@ -207,7 +207,7 @@ template <uint32_t TYPES, int MOST, bool OWN = false> __device__ __forceinline__
 
 #endif
 
-// Kernel names: product_few_<types>_<most rows>, and product_few_own_<types>_2, whose rows are exactly two.
+// Kernel names: product_few_<types>_<most rows>, and product_few_own_<types>_2, whose rows are exactly two. Groups are a multiple of 4.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define PRODUCT_OF_ROWS(name, types, most)                                                                  \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ FewProductArgs a) { \

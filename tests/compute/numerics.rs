@@ -139,7 +139,11 @@ fn the_cut_makes_no_difference() {
             .map(|logits| bits(logits))
             .collect();
         let mut cases = vec![(Isa::detect(), 1, 43), (Isa::detect(), 3, 13)];
-        cases.extend(Isa::available().into_iter().map(|isa| (isa, 2, tokens.len())));
+        cases.extend(
+            Isa::available()
+                .into_iter()
+                .map(|isa| (isa, 2, tokens.len())),
+        );
         for (isa, threads, piece) in cases {
             let weights = on_cpu_with(isa, &network, threads);
             let mut run = Run::new(&weights, network.n_vocab, KvType::F16);

@@ -217,7 +217,9 @@ impl Kernels {
                 1 => self.takes_product(matrix, *types, which, halves),
                 2 => {
                     let types = *types;
-                    self.has(KernelId::ProductOfTwo { types })
+                    // The second row lies behind the first, at a multiple of sixteen bytes.
+                    matrix.groups.is_multiple_of(4)
+                        && self.has(KernelId::ProductOfTwo { types })
                         && self.plan_product(matrix, which, halves, 2).is_some()
                 }
                 _ => false,
