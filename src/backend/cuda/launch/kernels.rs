@@ -6,10 +6,6 @@
 use super::args;
 use super::feed_forward::{MlpPlan, SILU};
 use super::kernel_id::KernelId;
-use super::matrix::{Inputs, Matrix, Types};
-use super::matvec_batch;
-use super::product::{Finish, Product, RowInput, WIDEST_SUM};
-use super::record::RecordType;
 use crate::backend::cuda::driver::{Context, Kernel, Launch, Module, Stream};
 use crate::error::{Result, fail};
 use std::collections::HashMap;
@@ -20,23 +16,10 @@ include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 
 /// Warps of a matvec block.
 pub(super) const WARPS: usize = args::WARPS as usize;
-/// Rows of input that the matvec kernels are made for.
-const MATVEC_ROWS: [usize; 2] = [1, 4];
-/// Bytes of weights that a matvec launch asks for ahead of its input: a part of the L2 cache.
-const PREFETCH_BYTES: u64 = 24 << 20;
-/// At least the static shared memory of a matvec block.
-const STATIC_SHARED: usize = 2048;
+/// Widest row that products of one row add up before, and of two of which they take the norm.
+pub(super) const WIDEST_SUM: u32 = 4 * (args::FOURS_OF_SUM * args::WARPS * 32) as u32;
 /// Threads of the `quantize_input` kernel for rows that one block handles.
 const QUANTIZE_INPUT_THREADS: u32 = 1024;
-
-/// A launch of a matvec kernel, but for the addresses of its input and output.
-pub(super) struct MatvecPlan {
-    /// Input rows that the kernel is made for.
-    pub rows: usize,
-    pub args: args::Matvec,
-    pub grid: u32,
-    pub shared: usize,
-}
 
 /// All kernels of a device.
 pub struct Kernels {
@@ -68,9 +51,6 @@ impl Kernels {
     }
 
     fn find_all(&mut self) -> Result<()> {
-        let shared = self.context.properties().shared_bytes;
-        // What a matvec's dynamic memory may take beside its barriers.
-        let beside_barriers = shared - STATIC_SHARED;
         for id in KernelId::PLAIN {
             self.find(*id, 0)?;
         }
@@ -88,22 +68,8 @@ impl Kernels {
                 }
             }
         }
-        for ty in RecordType::ALL {
-            let batches = if ty.is_float() {
-                &[1][..]
-            } else {
-                &MATVEC_ROWS
-            };
-            let types = Types::One(ty);
-            for &rows in batches {
-                self.find(KernelId::Matvec { types, rows }, beside_barriers)?;
-            }
-        }
+        self.find_matvecs()?;
         self.find_batches()?;
-        let types = Types::Pair;
-        for rows in MATVEC_ROWS {
-            self.find(KernelId::Matvec { types, rows }, beside_barriers)?;
-        }
         Ok(())
     }
 
@@ -299,137 +265,6 @@ impl Kernels {
                 0,
                 args,
             )
-        }
-    }
-
-    /// `out = matrix * input (+ bias) (+ residual)` for `batch` rows of input; `residual` is 0 or the
-    /// address of rows like those of `out`, which they may be.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`]; `input` must hold the forms that the matrix's types need.
-    #[expect(clippy::too_many_arguments, reason = "a product has that many parts")]
-    pub unsafe fn matvec(
-        &self,
-        stream: &Stream,
-        matrix: &Matrix,
-        input: &Inputs,
-        out: u64,
-        out_stride: u32,
-        residual: u64,
-        batch: u32,
-    ) -> Result<()> {
-        for (types, mine) in matrix.kernel_groups() {
-            let ty = matrix.segments[mine[0]].ty;
-            if batch == 1 && self.takes_product(matrix, types, &mine, 1) {
-                let product = Product {
-                    matrix,
-                    rows: 1,
-                    input: RowInput::Rounded(*input),
-                    finish: Finish::Plain { residual },
-                    out,
-                    stride: out_stride,
-                    adapted: None,
-                };
-                // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
-                unsafe { self.product_of(stream, &product, types, &mine)? };
-                continue;
-            }
-            let mut done = 0;
-            while done < batch {
-                let left = batch - done;
-                let row = u64::from(done);
-                let width = u64::from(matrix.groups) * 32;
-                let input = Inputs {
-                    q8: input.q8 + row * width,
-                    q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
-                    f32: input.f32 + row * width * 4,
-                };
-                let out = out + row * u64::from(out_stride) * 4;
-                let residual = match residual {
-                    0 => 0,
-                    first => first + row * u64::from(out_stride) * 4,
-                };
-                let mine = (matrix, types, &mine[..]);
-                let to = (out, residual, out_stride);
-                // SAFETY: as above.
-                if unsafe { self.few_product(stream, mine, &input, to, left)? } {
-                    break;
-                }
-                let mine = mine.2;
-                let batched = if ty.is_float() {
-                    None
-                } else {
-                    self.plan_batch(matrix, mine, left)
-                };
-                let (id, threads, plan) = match batched {
-                    Some(plan) => {
-                        let rows = plan.rows;
-                        let id = KernelId::MatvecBatch { types, rows };
-                        (id, matvec_batch::THREADS, plan)
-                    }
-                    None => {
-                        let rows = if ty.is_float() || left == 1 { 1 } else { 4 };
-                        let plan = self.plan_matvec(matrix, mine, rows);
-                        let id = KernelId::Matvec { types, rows };
-                        (id, (WARPS * 32) as u32, plan)
-                    }
-                };
-                let n = left.min(plan.rows as u32);
-                let args = args::Matvec {
-                    q8: input.q8,
-                    q8_scale: input.q8_scale,
-                    f32: input.f32,
-                    out,
-                    residual,
-                    out_stride,
-                    batch: n,
-                    ..plan.args
-                };
-                let grid = (plan.grid, 1, 1);
-                // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
-                unsafe { self.launch(stream, id, grid, threads, plan.shared, &args)? };
-                done += n;
-            }
-        }
-        Ok(())
-    }
-
-    /// The launch over some segments of a matrix for `rows` input rows.
-    fn plan_matvec(&self, matrix: &Matrix, which: &[usize], rows: usize) -> MatvecPlan {
-        let at_once = if rows > 1 { 1 } else { 2 };
-        let all_blocks = self.multiprocessors * at_once;
-        let bytes: f64 = which.iter().map(|&i| matrix.segments[i].bytes as f64).sum();
-        let slices = which
-            .iter()
-            .map(|&i| matrix.segments[i].slices(matrix.groups))
-            .max()
-            .unwrap_or(1);
-        // Partial sums: 4 bytes for each slice, row and input row.
-        let per_row = slices as usize * rows * 4;
-        let limit = self.context.properties().shared_bytes - STATIC_SHARED;
-        let mut args = args::Matvec {
-            n_segments: which.len() as u32,
-            groups: matrix.groups,
-            ..Default::default()
-        };
-        let mut first_block = 0;
-        let mut most_rows = 1;
-        for (to, &i) in args.segments.iter_mut().zip(which) {
-            let s = &matrix.segments[i];
-            let share = (f64::from(all_blocks) * s.bytes as f64 / bytes).round() as u32;
-            let blocks = share.clamp(1, s.rows);
-            *to = matrix.segment_args(s, first_block, blocks);
-            first_block += blocks;
-            most_rows = most_rows.max(s.rows.div_ceil(blocks));
-        }
-        let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
-        args.chunk_rows = chunk as u32;
-        args.prefetch_bytes = (PREFETCH_BYTES / u64::from(first_block)) as u32 / 16 * 16;
-        MatvecPlan {
-            rows,
-            args,
-            grid: first_block,
-            shared: chunk * per_row,
         }
     }
 

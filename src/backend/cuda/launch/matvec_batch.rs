@@ -2,8 +2,9 @@
 
 use super::args;
 use super::kernel_id::KernelId;
-use super::kernels::{Kernels, MatvecPlan};
+use super::kernels::Kernels;
 use super::matrix::{self, Matrix, Types};
+use super::matvec::MatvecPlan;
 use super::record::RecordType;
 use crate::error::Result;
 

@@ -2,9 +2,8 @@
 
 use super::args::{self, INPUT_BYTES, OWN_BLOCKS};
 use super::kernel_id::KernelId;
-use super::kernels::{Kernels, WARPS};
+use super::kernels::{Kernels, WARPS, WIDEST_SUM};
 use super::matrix::{Matrix, slices};
-use super::product::WIDEST_SUM;
 use super::record::RecordType;
 use crate::backend::cuda::driver::Stream;
 use crate::error::{Result, fail};

@@ -4,7 +4,7 @@
 use super::adapters::OneSession;
 use super::args;
 use super::kernel_id::{KernelId, ProductKind};
-use super::kernels::{Kernels, WARPS};
+use super::kernels::{Kernels, WARPS, WIDEST_SUM};
 use super::matrix::{Inputs, Matrix, MatrixSegment, Types, slices};
 use super::record::RecordType;
 use crate::backend::cuda::driver::Stream;
@@ -19,8 +19,6 @@ const LORA_DOWN_PARTS: usize = args::LORA_DOWN_PARTS as usize;
 const KEPT_OF_ROW: usize = 64;
 /// Widest row that a norm takes: what the registers of a block hold.
 const WIDEST_NORM: u32 = 16 * 512;
-/// Widest row that is added up before, or that is one of two which a norm takes.
-pub(super) const WIDEST_SUM: u32 = 4 * (args::FOURS_OF_SUM * args::WARPS * 32) as u32;
 
 /// Rows that kernels of several rows are made for (`product_few_*`).
 const FEW_ROWS: [usize; 2] = [2, 4];
@@ -109,6 +107,12 @@ struct ProductPlan {
     used: usize,
     /// Of a block, both halves counted.
     most_rows: usize,
+}
+
+/// A launch for a few rows whose inputs are there.
+pub(super) struct FewPlan {
+    id: KernelId,
+    plan: ProductPlan,
 }
 
 impl ProductPlan {
@@ -403,33 +407,34 @@ impl Kernels {
         }
     }
 
-    /// How many rows the kernel is made for that takes `rows` of them, which are several, if there is one.
-    fn few_rows(&self, matrix: &Matrix, types: Types, rows: u32) -> Option<usize> {
+    /// The launch for two to four rows and some segments, if there is a kernel that takes them.
+    pub(super) fn plan_few(
+        &self,
+        matrix: &Matrix,
+        types: Types,
+        which: &[usize],
+        rows: u32,
+    ) -> Option<FewPlan> {
+        let most = FEW_ROWS.into_iter().find(|&most| rows as usize <= most)?;
+        let id = KernelId::ProductFew { types, rows: most };
         // Bulk copies bring sixteen bytes.
-        let fits = rows > 1 && matrix.groups.is_multiple_of(4);
-        let most = FEW_ROWS.into_iter().find(|&most| rows as usize <= most);
-        most.filter(|&rows| fits && self.has(KernelId::ProductFew { types, rows }))
+        let fits = rows > 1 && matrix.groups.is_multiple_of(4) && self.has(id);
+        let plan = fits.then(|| self.plan_product(matrix, which, 1, most))??;
+        Some(FewPlan { id, plan })
     }
 
-    /// Enqueues the product of a few rows with some segments, whose inputs are there as int8, if there is a kernel that takes them.
-    /// Whether there is one is the answer.
+    /// Enqueues the product of a few rows whose inputs are there as int8.
     ///
     /// # Safety
     /// As [`Kernels::product`]; `inputs`, `out` and what is added are as many rows, the latter two `stride` floats apart.
     pub(super) unsafe fn few_product(
         &self,
         stream: &Stream,
-        (matrix, types, which): (&Matrix, Types, &[usize]),
+        FewPlan { id, plan }: FewPlan,
         inputs: &Inputs,
         (out, residual, stride): (u64, u64, u32),
         rows: u32,
-    ) -> Result<bool> {
-        let Some(most) = self.few_rows(matrix, types, rows) else {
-            return Ok(false);
-        };
-        let Some(plan) = self.plan_product(matrix, which, 1, most) else {
-            return Ok(false);
-        };
+    ) -> Result<()> {
         let args = args::FewProduct {
             product: args::Product {
                 q8: inputs.q8,
@@ -441,14 +446,9 @@ impl Kernels {
             rows,
             stride,
         };
-        let (id, grid) = (
-            KernelId::ProductFew { types, rows: most },
-            (plan.grid, 1, 1),
-        );
-        let threads = (WARPS * 32) as u32;
+        let (grid, threads) = ((plan.grid, 1, 1), (WARPS * 32) as u32);
         // SAFETY: by contract, the inputs have the form that the types need, and all addresses are valid.
-        unsafe { self.launch(stream, id, grid, threads, plan.shared, &args)? };
-        Ok(true)
+        unsafe { self.launch(stream, id, grid, threads, plan.shared, &args) }
     }
 
     /// Blocks and shared memory for some segments of a matrix and so many rows of input; `None` if they do not fit.
