@@ -76,8 +76,8 @@ __device__ __forceinline__ void add_scaled(float (&total)[4], float f, float4 v)
 
 // Blocks that attend in tiles: what those of one row and those of several have in common, with HD dims of a head and W warps.
 
-// Takes four scores of a column's positions, which become their weights, into its largest score and the sum of its weights; the factor
-// of what was summed before.
+// Turns two scores of a column, of positions of this thread, into their weights, and keeps the column's largest score and the sum of its
+// weights. The result is the factor of what was summed before.
 __device__ __forceinline__ float weigh_scores(float& c, float& d, float& top, float& sum) {
     float largest = fmaxf(c, d);
 #pragma unroll
