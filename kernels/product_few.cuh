@@ -7,14 +7,14 @@
 #if __CUDA_ARCH__ >= 900
 
 template <uint32_t T, int MOST, bool OWN> __device__ __forceinline__ void few_rows(const FewProductArgs& few, const Part& part, uint32_t bar, uint64_t (*filled)[WARPS], float* scratch, uint8_t* shared) {
-    constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32), INPUT = INPUT_BYTES;
+    constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
     constexpr bool BULK = comes_in_bulk<T>();
     const ProductArgs& a = few.product;
     const Part p = part;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, gate = OWN && a.finish == GATE ? 1 : 0;
     const WarpShare<CR, false> share(p, gate);
     const uint32_t rows = share.rows;
-    const auto input_of = [&](uint32_t b) { return Input{shared + a.ring_bytes + b * (a.groups * INPUT), a.groups}; };
+    const auto input_of = [&](uint32_t b) { return Input{shared + a.ring_bytes + b * (a.groups * INPUT_BYTES), a.groups}; };
     float* sums = input_of(MOST - 1).after();  // [run][row][row of the input]
     const uint8_t* ring = shared + warp * (STAGES * STAGE);
     const uint32_t lane_ring = kept(shared_address(ring) + (BULK ? 0 : lane * 16));
@@ -176,15 +176,15 @@ template <uint32_t T, int MOST, bool OWN> __device__ __forceinline__ void few_ro
     }
 }
 
-// A barrier for the inputs, and for each warp one for each of its ring's stages, which bulk copies fill.
-template <uint32_t STAGES, int ROWS> struct FewStatic {
-    uint64_t bar;
-    uint64_t filled[STAGES ? STAGES : 1][WARPS];
-    float scratch[ROWS * 32];
-};
+// A barrier for the inputs, and for each warp one for each of its ring's stages, which bulk copies fill; and room for the sums of ROWS
+// rows that the kernel takes the norm of.
+template <uint32_t STAGES, int ROWS> struct FewStatic;
 template <uint32_t STAGES> struct FewStatic<STAGES, 0> {
     uint64_t bar;
     uint64_t filled[STAGES ? STAGES : 1][WARPS];
+};
+template <uint32_t STAGES, int ROWS> struct FewStatic : FewStatic<STAGES, 0> {
+    float scratch[ROWS * 32];
 };
 
 // Grid: the blocks of the parts; 512 threads.

@@ -8,7 +8,6 @@ use super::args;
 use super::kernel_id::KernelId;
 use super::kernels::Kernels;
 use crate::backend::cuda::driver::Stream;
-
 use crate::error::Result;
 
 /// Positions per tile of the KV cache.

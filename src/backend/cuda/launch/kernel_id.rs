@@ -220,8 +220,7 @@ mod tests {
             let products = [ExpertProduct::Up, ExpertProduct::Down, ExpertProduct::Rows];
             all.extend(products.map(|product| Experts { product, ty }));
         }
-        let numbers = RecordType::ALL.into_iter().filter(|ty| !ty.is_float());
-        for types in numbers.map(Types::One).chain([Types::Pair]) {
+        for types in Types::quantized() {
             all.extend([1, 4].map(|rows| Matvec { types, rows }));
             all.extend([8, 16, 32].map(|rows| MatvecBatch { types, rows }));
             all.extend([2, 4].map(|rows| ProductFew { types, rows }));

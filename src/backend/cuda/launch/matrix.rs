@@ -17,6 +17,12 @@ pub enum Types {
 }
 
 impl Types {
+    /// All that a product with int8 takes.
+    pub fn quantized() -> impl Iterator<Item = Types> {
+        let types = RecordType::ALL.into_iter().filter(|ty| !ty.is_float());
+        types.map(Types::One).chain([Types::Pair])
+    }
+
     /// The kernel file of their products of a kind.
     pub fn file(self, kind: &str) -> String {
         let ty = match self {

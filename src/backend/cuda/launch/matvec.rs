@@ -28,20 +28,14 @@ impl Kernels {
     pub(super) fn find_matvecs(&mut self) -> Result<()> {
         // What a matvec's dynamic memory may take beside its barriers.
         let beside_barriers = self.context().properties().shared_bytes - STATIC_SHARED;
-        for ty in RecordType::ALL {
-            let batches = if ty.is_float() {
-                &[1][..]
-            } else {
-                &MATVEC_ROWS
-            };
-            let types = Types::One(ty);
-            for &rows in batches {
-                self.find(KernelId::Matvec { types, rows }, beside_barriers)?;
-            }
+        let mut find = |types, rows| self.find(KernelId::Matvec { types, rows }, beside_barriers);
+        for ty in RecordType::ALL.into_iter().filter(|ty| ty.is_float()) {
+            find(Types::One(ty), 1)?;
         }
-        let types = Types::Pair;
-        for rows in MATVEC_ROWS {
-            self.find(KernelId::Matvec { types, rows }, beside_barriers)?;
+        for types in Types::quantized() {
+            for rows in MATVEC_ROWS {
+                find(types, rows)?;
+            }
         }
         Ok(())
     }

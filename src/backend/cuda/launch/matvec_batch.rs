@@ -68,8 +68,7 @@ impl Kernels {
             return Ok(());
         }
         let shared = self.context().properties().shared_bytes - STATIC_SHARED;
-        let types = RecordType::ALL.into_iter().filter(|ty| !ty.is_float());
-        for types in types.map(Types::One).chain([Types::Pair]) {
+        for types in Types::quantized() {
             for rows in ROWS {
                 self.find(KernelId::MatvecBatch { types, rows }, shared)?;
             }

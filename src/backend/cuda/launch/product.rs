@@ -165,8 +165,6 @@ impl Kernels {
             return Ok(());
         }
         let most = properties.shared_bytes - STATIC_SHARED;
-        let types = RecordType::ALL.into_iter().filter(|ty| !ty.is_float());
-        let types: Vec<Types> = types.map(Types::One).collect();
         let mut find = |kind, spread, types| {
             let id = KernelId::Product {
                 kind,
@@ -176,10 +174,11 @@ impl Kernels {
             self.find(id, most)
         };
         for kind in [ProductKind::Plain, ProductKind::Adapted] {
-            find(kind, false, Types::Pair)?;
-            for &types in &types {
+            for types in Types::quantized() {
                 find(kind, false, types)?;
-                find(kind, true, types)?;
+                if types != Types::Pair {
+                    find(kind, true, types)?;
+                }
             }
         }
         find(ProductKind::Summed, false, Types::Pair)?;
@@ -189,12 +188,10 @@ impl Kernels {
                 find(kind, true, types)?;
             }
         }
-        for rows in FEW_ROWS {
-            for &types in types.iter().chain(&[Types::Pair]) {
+        for types in Types::quantized() {
+            for rows in FEW_ROWS {
                 self.find(KernelId::ProductFew { types, rows }, most)?;
             }
-        }
-        for &types in types.iter().chain(&[Types::Pair]) {
             self.find(KernelId::ProductOfTwo { types }, most)?;
         }
         Ok(())
@@ -221,9 +218,7 @@ impl Kernels {
                 1 => self.takes_product(matrix, *types, which, halves),
                 2 => {
                     let types = *types;
-                    // The second row lies behind the first, at a multiple of sixteen bytes.
-                    matrix.groups.is_multiple_of(4)
-                        && self.has(KernelId::ProductOfTwo { types })
+                    self.has(KernelId::ProductOfTwo { types })
                         && self.plan_product(matrix, which, halves, 2).is_some()
                 }
                 _ => false,
@@ -361,10 +356,13 @@ impl Kernels {
         };
         let grid = (plan.grid, 1, 1);
         let threads = (WARPS * 32) as u32;
+        let is_of_two = rows == 2
+            && matches!(product.input, RowInput::Row { .. })
+            && !matches!(product.finish, Finish::Weigh(..));
         // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
             match (product.adapted, added, linked) {
-                (None, None, None) if rows == 2 && args.x != 0 && args.finish < 3 => {
+                (None, None, None) if is_of_two => {
                     let args = args::FewProduct {
                         product: args,
                         rows,
@@ -417,9 +415,8 @@ impl Kernels {
     ) -> Option<FewPlan> {
         let most = FEW_ROWS.into_iter().find(|&most| rows as usize <= most)?;
         let id = KernelId::ProductFew { types, rows: most };
-        // Bulk copies bring sixteen bytes.
-        let fits = rows > 1 && matrix.groups.is_multiple_of(4) && self.has(id);
-        let plan = fits.then(|| self.plan_product(matrix, which, 1, most))??;
+        let is_there = rows > 1 && self.has(id);
+        let plan = is_there.then(|| self.plan_product(matrix, which, 1, most))??;
         Some(FewPlan { id, plan })
     }
 
@@ -459,6 +456,10 @@ impl Kernels {
         halves: u32,
         inputs: usize,
     ) -> Option<ProductPlan> {
+        // Rows lie behind each other at multiples of sixteen bytes, which is what bulk copies bring and a lane loads.
+        if inputs > 1 && !matrix.groups.is_multiple_of(4) {
+            return None;
+        }
         let segments: Vec<&MatrixSegment> = which.iter().map(|&i| &matrix.segments[i]).collect();
         let blocks = share_blocks(&segments, halves, self.multiprocessors());
         let mut args = args::Product {
