@@ -96,15 +96,19 @@ __device__ __forceinline__ float weigh_scores(float& c, float& d, float& top, fl
 // Floats of what a warp has of a column: sums, its largest score, the sum of its weights.
 template <int HD> constexpr int MERGE_WIDTH = HD + 4;
 
-// Column `e` of two that a thread has, of `acc`, to where the warps are merged.
-template <int HD> __device__ __forceinline__ void store_column(const float (&acc)[HD / 16][4], int e, float top, float sum, float* to) {
+// Column `e` of two that a thread has, of `acc`, to where the warps are merged. Of 16 dims, it has two neighbours where PAIRS, or two that are 8 apart.
+template <int HD, bool PAIRS> __device__ __forceinline__ void store_column(const float (&acc)[HD / 16][4], int e, float top, float sum, float* to) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int o = 4; o < 32; o <<= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, o));
 #pragma unroll
     for (int j = 0; j < HD / 16; j++) {
-        to[j * 16 + (lane >> 2)] = acc[j][e];
-        to[j * 16 + 8 + (lane >> 2)] = acc[j][e + 2];
+        if constexpr (PAIRS) {
+            *(float2*)(to + j * 16 + (lane >> 2) * 2) = make_float2(acc[j][e], acc[j][e + 2]);
+        } else {
+            to[j * 16 + (lane >> 2)] = acc[j][e];
+            to[j * 16 + 8 + (lane >> 2)] = acc[j][e + 2];
+        }
     }
     if (lane < 4) { to[HD] = top; to[HD + 1] = sum; }
 }

@@ -1,6 +1,6 @@
 // Attention of a step whose rows are positions of one session, one behind the other: several of them share the tiles.
 #pragma once
-#include "attend.cuh"
+#include "attend_q8.cuh"
 
 template <int COLUMNS> struct AttendRowsShared {
     float factor[COLUMNS][MAX_PARTS + 1];  // join: weight of each chunk, and what the sum is multiplied by
@@ -17,10 +17,10 @@ struct RowsTogether {
 // Chunk `chunk` of the queries of part `place` (of `places`) of these rows. Everything is in the order of attend_chunk, so that a row has
 // the bits that it has alone: what a row does not see counts nothing. A column is a head of a row; there are COLUMNS, 8 to a tile of the tensor
 // cores. Keys and values are in the cache, queries at `a.q16`.
-template <int HD, int STAGES, int W, int COLUMNS>
+template <int HD, int STAGES, int W, int COLUMNS, bool Q8>
 __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const RowsTogether& rows, uint32_t place, uint32_t places,
                                                   uint32_t chunk, bool is_first, uint8_t* tiles, AttendRowsShared<COLUMNS>& m) {
-    constexpr int PIECES = HD / 8, THREADS = 32 * W, POSITIONS = 16 * W, PLANE = POSITIONS * HD * 2, N = COLUMNS / 8;
+    constexpr int PIECES = HD / 8, THREADS = 32 * W, POSITIONS = 16 * W, PLANE = POSITIONS * (Q8 ? Q8_ROW<HD> : HD * 2), N = COLUMNS / 8;
     static_assert(POSITIONS % KV_TILE == 0);
     const uint32_t thread = threadIdx.x;
     const int lane = thread & 31, warp = thread >> 5;
@@ -33,6 +33,7 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
     const Session* s = a.sessions[0];
     const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * KV_TILE * row_bytes;
     const uint64_t plane = kv_plane(a.layout);
+    const uint32_t groups = (hd + 31) / 32;  // Q8: of a row
     const uint32_t first_tile = ring ? start / KV_TILE % ring : start / KV_TILE, n_steps = (end - start + POSITIONS - 1) / POSITIONS;
     auto tile = [&](uint32_t t) { return cache + (first_tile + t - (ring && first_tile + t >= ring ? ring : 0)) * a.layout.tile_bytes; };
     // Positions of a row's context, and what of this chunk it sees, from its first position on.
@@ -46,8 +47,9 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
     auto load = [&](uint32_t t) {
         if (t < n_steps) {
             const uint32_t to = base + t % STAGES * 2 * PLANE, there = end - (start + t * POSITIONS);
+            if constexpr (Q8) copy_q8_tiles<HD, W>(to, plane, row_bytes, there, [&](uint32_t half) { return tile(t * (POSITIONS / KV_TILE) + half); });
 #pragma unroll
-            for (uint32_t half = 0; half < POSITIONS / KV_TILE; half++) {
+            for (uint32_t half = 0; !Q8 && half < POSITIONS / KV_TILE; half++) {
                 const uint8_t* from = tile(t * (POSITIONS / KV_TILE) + half) + offset;
 #pragma unroll
                 for (uint32_t k = 0; k < KV_TILE / STEP; k++) {
@@ -81,13 +83,15 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
         __syncthreads();
         if (is_first) release_dependents();
 #pragma unroll
-        for (int n = 0; n < N; n++)
+        for (int n = 0; n < N; n++) {
+            if constexpr (Q8) load_query_q8<HD>(q[n], tiles + at, n * 8 + (lane >> 2));
 #pragma unroll
-            for (int kk = 0; kk < HD / 16; kk += 2) {
+            for (int kk = 0; !Q8 && kk < HD / 16; kk += 2) {
                 uint32_t r[4];
                 load_matrices(r, base + at + swizzled<PIECES>(n * 8 + (lane & 7), kk * 2 + (lane >> 3)));
                 q[n][kk][0] = r[0]; q[n][kk][1] = r[1]; q[n][kk + 1][0] = r[2]; q[n][kk + 1][1] = r[3];
             }
+        }
         __syncthreads();
     }
     // Columns n * 8 + 2 * (lane & 3) and the next are this thread's: the first position that their rows see, and how many from there on.
@@ -110,8 +114,9 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
         const uint32_t keys = base + t % STAGES * 2 * PLANE, values = keys + PLANE;
         // Two sums, which need not wait for each other.
         float c[N][4] = {}, other[N][4] = {};
+        if constexpr (Q8) score_q8<HD, N>(c, q, tiles, base, keys, row_bytes, groups);
 #pragma unroll
-        for (int kk = 0; kk < HD / 16; kk++) {
+        for (int kk = 0; !Q8 && kk < HD / 16; kk++) {
             uint32_t k[4];
             load_matrices(k, keys + swizzled<PIECES>(warp * 16 + (lane & 15), kk * 2 + (lane >> 4)));
 #pragma unroll
@@ -123,7 +128,7 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) c[n][e] = __fadd_rn(c[n][e], other[n][e]);
+            for (int e = 0; !Q8 && e < 4; e++) c[n][e] = __fadd_rn(c[n][e], other[n][e]);
             if (a.scores.cap != 0.0f)
 #pragma unroll
                 for (int e = 0; e < 4; e++) c[n][e] = capped(a.scores.cap, c[n][e]);
@@ -140,8 +145,17 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
                 w[n][h] = transposed(*(uint32_t*)&pair);
             }
         }
+        if constexpr (Q8) {
+            const Q8Values<HD> of(tiles, base, values, row_bytes, groups);
 #pragma unroll
-        for (int j = 0; j < HD / 16; j++) {
+            for (int g = 0; g < HD / 32; g++) {
+                uint32_t v[2][4];
+                of.group(v, g);
+                add_values_q8<HD, N>(acc, w, keep, v, g);
+            }
+        }
+#pragma unroll
+        for (int j = 0; !Q8 && j < HD / 16; j++) {
             uint32_t v[4];
             uint32_t r = warp * 16 + (lane >> 4) * 8 + (lane & 7);
             load_matrices_transposed(v, values + swizzled<PIECES>(r, j * 2 + (lane >> 3 & 1)));
@@ -164,7 +178,7 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 2; e++)
-            store_column<HD>(acc[n], e, top[n][e], sum[n][e], merge + (warp * COLUMNS + n * 8 + (lane & 3) * 2 + e) * WIDTH);
+            store_column<HD, Q8>(acc[n], e, top[n][e], sum[n][e], merge + (warp * COLUMNS + n * 8 + (lane & 3) * 2 + e) * WIDTH);
     __syncthreads();
     const bool whole = a.join && chunks.used == 1;
     auto used_of = [&](uint32_t row) { return (length_of(row) - chunks.begin + chunks.per - 1) / chunks.per; };
@@ -222,7 +236,7 @@ __device__ __forceinline__ void attend_rows_chunk(const AttendArgs& a, const Row
 }
 
 // A place's work, in units of a chunk of some rows, `at_once` if there are as many.
-template <int HD, int STAGES, int W, int COLUMNS>
+template <int HD, int STAGES, int W, int COLUMNS, bool Q8>
 __device__ __forceinline__ void attend_rows_units(const AttendArgs& a, uint32_t position, uint32_t at_once, uint32_t chunks, uint8_t* tiles, AttendRowsShared<COLUMNS>& m) {
     const uint32_t units = (a.rows + at_once - 1) / at_once;
     bool is_first = true;
@@ -237,7 +251,7 @@ __device__ __forceinline__ void attend_rows_units(const AttendArgs& a, uint32_t 
                 rows.chunks = next;
             }
             if (chunk < rows.chunks.used) {
-                attend_rows_chunk<HD, STAGES, W, COLUMNS>(a, rows, blockIdx.x, gridDim.x, chunk, is_first, tiles, m);
+                attend_rows_chunk<HD, STAGES, W, COLUMNS, Q8>(a, rows, blockIdx.x, gridDim.x, chunk, is_first, tiles, m);
                 is_first = false;
                 __syncthreads();
             }
@@ -248,7 +262,7 @@ __device__ __forceinline__ void attend_rows_units(const AttendArgs& a, uint32_t 
 
 // Grid (n_kv_heads * head_parts, y, z): y * z blocks share the rows and the chunks of a context. As few rows share tiles as let all work
 // begin at once: what a block has for more of them takes longer.
-template <int HD, int STAGES, int W, int COLUMNS> __device__ __forceinline__ void attend_rows(const AttendArgs& a) {
+template <int HD, int STAGES, int W, int COLUMNS, bool Q8> __device__ __forceinline__ void attend_rows(const AttendArgs& a) {
     DYNAMIC_SHARED(tiles);
     STATIC_SHARED(AttendRowsShared<COLUMNS>, shared);
     const uint32_t queries = min(8u, a.n_heads / a.layout.n_kv_heads), most = COLUMNS / queries;
@@ -259,9 +273,9 @@ template <int HD, int STAGES, int W, int COLUMNS> __device__ __forceinline__ voi
     while (at_once < most && gridDim.x * used * ((a.rows + at_once - 1) / at_once) > a.at_once) at_once = min(2 * at_once, most);
     if constexpr (COLUMNS > 8) {
         if (at_once * queries <= 8) {
-            attend_rows_units<HD, STAGES, W, 8>(a, position, at_once, chunks, tiles, *(AttendRowsShared<8>*)&shared);
+            attend_rows_units<HD, STAGES, W, 8, Q8>(a, position, at_once, chunks, tiles, *(AttendRowsShared<8>*)&shared);
             return;
         }
     }
-    attend_rows_units<HD, STAGES, W, COLUMNS>(a, position, at_once, chunks, tiles, shared);
+    attend_rows_units<HD, STAGES, W, COLUMNS, Q8>(a, position, at_once, chunks, tiles, shared);
 }

@@ -1,6 +1,6 @@
-// Attention of the decode step over f16 caches, on tensor cores: a chunk of a context at a time.
+// Attention of the decode step, on tensor cores: a chunk of a context at a time, of f16 caches and of q8_0 caches.
 #pragma once
-#include "attend.cuh"
+#include "attend_q8.cuh"
 
 // Up to 8 queries of a KV head, with the norm and rotation of its
 // input, the append to the cache, and the joining of the chunks by the block that ends last. Positions come
@@ -10,7 +10,7 @@
 template <int HD> struct AttendShared {
     float turn[2][HD / 2];  // cosine and sine of each pair
     const float* turn_of;   // the frequencies that they belong to, at the position of the step; NULL at first
-    __half fresh[2][HD];    // key and value of the current position
+    __half fresh[2][HD];    // key and value of the current position; Q8: in the form of the cache
     float factor[8][MAX_PARTS + 1];  // join: weight of each chunk, and what the sum is multiplied by
     uint32_t is_last;
 };
@@ -39,10 +39,10 @@ template <int HD> __device__ __forceinline__ Two rotated(const Rotation& rotatio
 
 // Chunk `chunk` of the queries of part `place` (of `places`) of session `s`, whose input row is `row`, by
 // W warps.
-template <int HD, int STAGES, int W>
+template <int HD, int STAGES, int W, bool Q8>
 __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session* s, const Chunks& chunks, uint32_t row, uint32_t place,
                                              uint32_t places, uint32_t chunk, uint8_t* tiles, AttendShared<HD>& m) {
-    constexpr int PIECES = HD / 8, THREADS = 32 * W, POSITIONS = 16 * W, PLANE = POSITIONS * HD * 2;
+    constexpr int PIECES = HD / 8, THREADS = 32 * W, POSITIONS = 16 * W, PLANE = POSITIONS * (Q8 ? Q8_ROW<HD> : HD * 2);
     static_assert(POSITIONS % KV_TILE == 0);
     auto& turn = m.turn;
     auto& fresh = m.fresh;
@@ -56,11 +56,19 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const uint32_t base = shared_address(tiles), row_bytes = a.layout.row_bytes, ring = a.layout.ring;
     const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * KV_TILE * row_bytes;
     const uint64_t plane = kv_plane(a.layout);
+    const uint32_t groups = (hd + 31) / 32;  // Q8: of a row
     const uint32_t first_tile = ring ? start / KV_TILE % ring : start / KV_TILE, n_steps = (end - start + POSITIONS - 1) / POSITIONS;
     // A chunk is shorter than a ring.
     auto tile = [&](uint32_t t) { return cache + (first_tile + t - (ring && first_tile + t >= ring ? ring : 0)) * a.layout.tile_bytes; };
     // Positions whose keys and values the cache holds.
     const uint32_t cached = length - 1 + a.shares;
+    // Q8: the current position's row of keys to `to`, and that of values `apart` bytes behind it.
+    auto copy_fresh = [&](uint8_t* to, uint64_t apart) {
+        for (uint32_t i = thread / 2; i < 17 * groups; i += THREADS / 2)
+            ((uint16_t*)(to + (thread % 2 ? apart : 0)))[i] = ((const uint16_t*)fresh[thread % 2])[i];
+    };
+    // Stages that are asked for before the input is there. More of them keep the input waiting, which comes behind them.
+    constexpr int EARLY = Q8 && STAGES > 3 ? 2 : STAGES - 1;
     // A thread copies one piece of every STEP-th row.
     constexpr uint32_t STEP = THREADS / PIECES;
     static_assert(KV_TILE % STEP == 0);
@@ -71,8 +79,9 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         if (t < n_steps) {
             const uint32_t to = base + t % STAGES * 2 * PLANE;
             const uint32_t rows = min((uint32_t)POSITIONS, min(end, cached) - min(cached, start + t * POSITIONS));
+            if constexpr (Q8) copy_q8_tiles<HD, W>(to, plane, row_bytes, rows, [&](uint32_t half) { return tile(t * (POSITIONS / KV_TILE) + half); });
 #pragma unroll
-            for (uint32_t half = 0; half < POSITIONS / KV_TILE; half++) {
+            for (uint32_t half = 0; !Q8 && half < POSITIONS / KV_TILE; half++) {
                 const uint8_t* from = tile(t * (POSITIONS / KV_TILE) + half) + offset;
 #pragma unroll
                 for (uint32_t k = 0; k < KV_TILE / STEP; k++) {
@@ -88,7 +97,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     // What the cache holds from the steps before is there already; only the input must be awaited, and what an earlier layer appends.
     if (a.shares) wait_for_producers();
 #pragma unroll 1
-    for (int t = 0; t < STAGES - 1; t++) load(t);
+    for (int t = 0; t < EARLY; t++) load(t);
     const float* inv_freq = frequencies(a.rotation, s);
     const uint32_t n_pairs = a.rotation.n_pairs;
     if (m.turn_of != inv_freq) {
@@ -129,6 +138,10 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         __syncthreads();
         // The loads that matter most are over: the next kernel's may come.
         release_dependents();
+        if constexpr (EARLY < STAGES - 1) {
+#pragma unroll 1
+            for (int t = EARLY; t < STAGES - 1; t++) load(t);
+        }
         if (a.q_norm.weight || a.k_norm.weight || a.v_norm.weight) {
             for (uint32_t h = warp; h < 10; h += W) {
                 const NormArgs& norm = h < 8 ? a.q_norm : h == 8 ? a.k_norm : a.v_norm;
@@ -146,7 +159,16 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             for (int e = 0; e < 2; e++)
                 *(__half*)(tiles + at + swizzled<PIECES>(h, r.at[e] / 8) + r.at[e] % 8 * 2) = __float2half_rn(__fmul_rn(r.v[e], q_scale));
         }
-        if (end == length && !a.shares) {
+        if constexpr (Q8) {
+            if (end == length && !a.shares)
+                for (uint32_t i = thread; i < HD / 2; i += THREADS) {
+                    const Two r = rotated<HD>(a.rotation, hd, n_pairs, turn, raw + 8 * hd, a.rotation.after[1], i);
+                    if (r.at[1] < hd) {
+                        raw[8 * hd + r.at[0]] = r.v[0];
+                        raw[8 * hd + r.at[1]] = r.v[1];
+                    }
+                }
+        } else if (end == length && !a.shares) {
             const float* value = raw + 9 * hd;
             __half* to = (__half*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes);
 #pragma unroll 1
@@ -164,11 +186,19 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             }
         }
         __syncthreads();
+        if constexpr (Q8) {
+            load_query_q8<HD>(q, tiles + at, lane >> 2);
+            // The key and the value by turns.
+            if (end == length && !a.shares)
+                for (uint32_t i = warp; i < 2 * ((HD + 127) / 128); i += W)
+                    store_four_groups((uint8_t*)fresh[i & 1], raw + (8 + (i & 1)) * hd, i / 2 * 4, groups, hd);
+        } else {
 #pragma unroll
-        for (int kk = 0; kk < HD / 16; kk += 2) {
-            uint32_t r[4];
-            load_matrices(r, base + at + swizzled<PIECES>(lane & 7, kk * 2 + (lane >> 3)));
-            q[kk][0] = r[0]; q[kk][1] = r[1]; q[kk + 1][0] = r[2]; q[kk + 1][1] = r[3];
+            for (int kk = 0; kk < HD / 16; kk += 2) {
+                uint32_t r[4];
+                load_matrices(r, base + at + swizzled<PIECES>(lane & 7, kk * 2 + (lane >> 3)));
+                q[kk][0] = r[0]; q[kk][1] = r[1]; q[kk + 1][0] = r[2]; q[kk + 1][1] = r[3];
+            }
         }
         __syncthreads();
     }
@@ -180,24 +210,42 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         __syncthreads();
         if (t + 1 == n_steps && end == length && !a.shares) {
             const uint32_t r = (length - 1 - start) % POSITIONS;
+            if constexpr (Q8) {
+                copy_fresh(tiles + t % STAGES * 2 * PLANE + r * row_bytes, PLANE);
+                if (first_head == 0)
+                    copy_fresh((uint8_t*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes), plane);
+            }
 #pragma unroll 1
-            for (uint32_t i = thread; i < 2 * HD; i += THREADS) {
+            for (uint32_t i = thread; !Q8 && i < 2 * HD; i += THREADS) {
                 uint32_t part = i / HD, d = i % HD;
                 *(__half*)(tiles + (t % STAGES * 2 + part) * PLANE + swizzled<PIECES>(r, d / 8) + d % 8 * 2) = fresh[part][d];
             }
             __syncthreads();
         }
         const uint32_t keys = base + t % STAGES * 2 * PLANE, values = keys + PLANE;
-        // Two sums, which need not wait for each other.
-        float c[4] = {}, other[4] = {};
+        float c[4] = {};
+        if constexpr (Q8) {
+            score_q8<HD, 1>(&c, &q, tiles, base, keys, row_bytes, groups);
+        } else {
+            // Two sums, which need not wait for each other.
+            float other[4] = {};
 #pragma unroll
-        for (int kk = 0; kk < HD / 16; kk++) {
-            uint32_t k[4];
-            load_matrices(k, keys + swizzled<PIECES>(warp * 16 + (lane & 15), kk * 2 + (lane >> 4)));
-            mma(kk & 1 ? other : c, k, q[kk][0], q[kk][1]);
+            for (int kk = 0; kk < HD / 16; kk++) {
+                uint32_t k[4];
+                load_matrices(k, keys + swizzled<PIECES>(warp * 16 + (lane & 15), kk * 2 + (lane >> 4)));
+                mma(kk & 1 ? other : c, k, q[kk][0], q[kk][1]);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) c[e] = __fadd_rn(c[e], other[e]);
         }
+        // Q8, if there are registers for it: what the weights are made of keeps a warp waiting, so the values become f16 meanwhile.
+        constexpr bool AHEAD = HD <= 128;
+        uint32_t v8[HD / 32][2][4];
+        if constexpr (Q8 && AHEAD) {
+            const Q8Values<HD> of(tiles, base, values, row_bytes, groups);
 #pragma unroll
-        for (int e = 0; e < 4; e++) c[e] = __fadd_rn(c[e], other[e]);
+            for (int g = 0; g < HD / 32; g++) of.group(v8[g], g);
+        }
         if (a.scores.cap != 0.0f)
 #pragma unroll
             for (int e = 0; e < 4; e++) c[e] = capped(a.scores.cap, c[e]);
@@ -214,13 +262,22 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             __half2 pair = __floats2half2_rn(c[2 * h], c[2 * h + 1]);
             w[h] = transposed(*(uint32_t*)&pair);
         }
+        if constexpr (Q8) {
+            const Q8Values<HD> of(tiles, base, values, row_bytes, groups);
 #pragma unroll
-        for (int j = 0; j < HD / 16; j++) {
-            acc[j][0] *= keep[0]; acc[j][1] *= keep[1]; acc[j][2] *= keep[0]; acc[j][3] *= keep[1];
-            uint32_t v[4];
-            uint32_t r = warp * 16 + (lane >> 4) * 8 + (lane & 7);
-            load_matrices_transposed(v, values + swizzled<PIECES>(r, j * 2 + (lane >> 3 & 1)));
-            mma(acc[j], v, w[0], w[1]);
+            for (int g = 0; g < HD / 32; g++) {
+                if constexpr (!AHEAD) of.group(v8[g], g);
+                add_values_q8<HD, 1>(&acc, &w, &keep, v8[g], g);
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < HD / 16; j++) {
+                acc[j][0] *= keep[0]; acc[j][1] *= keep[1]; acc[j][2] *= keep[0]; acc[j][3] *= keep[1];
+                uint32_t v[4];
+                uint32_t r = warp * 16 + (lane >> 4) * 8 + (lane & 7);
+                load_matrices_transposed(v, values + swizzled<PIECES>(r, j * 2 + (lane >> 3 & 1)));
+                mma(acc[j], v, w[0], w[1]);
+            }
         }
         __syncthreads();
     }
@@ -230,7 +287,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     float* merge = (float*)tiles;
     constexpr int WIDTH = MERGE_WIDTH<HD>;
 #pragma unroll
-    for (int e = 0; e < 2; e++) store_column<HD>(acc, e, top[e], sum[e], merge + (warp * 8 + (lane & 3) * 2 + e) * WIDTH);
+    for (int e = 0; e < 2; e++) store_column<HD, Q8>(acc, e, top[e], sum[e], merge + (warp * 8 + (lane & 3) * 2 + e) * WIDTH);
     __syncthreads();
     const bool whole = a.join && chunks.used == 1;
     // Four elements a thread; sizes of heads are multiples of 4.

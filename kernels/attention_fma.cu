@@ -1,5 +1,6 @@
-// Attention without tensor cores: of the decode step over q8_0 caches, and for heads whose tiles do not fit
-// the device's shared memory. Of long heads it does the rows of a prefill, too.
+// Attention without tensor cores: of the decode step where it is of a kind that few networks have, where the size of heads is no multiple of
+// 4, and where tiles do not fit the device's shared memory (`Kernels::attend`). Of long heads it does those over q8_0 caches, and the rows of
+// a prefill, too.
 #include "attend.cuh"
 
 // Grid (n_chunks, n_kv_heads * head_parts, rows), 128 threads. A run of lanes holds a position, PIECES times 8

@@ -1,5 +1,5 @@
 // Norm and rotary embedding of queries and keys, and the append to the KV cache, where the attention
-// kernel does not do that itself: in a prefill, for q8_0 caches, and where drafts are verified, of keys and values alone.
+// kernel does not do that itself: in a prefill, before attention without tensor cores, and where drafts are verified, of keys and values alone.
 //
 // A row of input belongs to a session and a position. In a decode step row i is session i at its
 // current position; in a prefill all rows are of one session, at consecutive positions. Rows of whole

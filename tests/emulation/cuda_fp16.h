@@ -55,6 +55,8 @@ inline __half __float2half_ru(float v) {
 }
 inline float2 __half22float2(__half2 v) { return {(float)v.x, (float)v.y}; }
 inline __half2 __floats2half2_rn(float x, float y) { return {(__half)x, (__half)y}; }
+inline __half2 __hsub2(__half2 a, __half2 b) { return {(__half)(a.x - b.x), (__half)(a.y - b.y)}; }
+inline __half2 __hmul2(__half2 a, __half2 b) { return {(__half)(a.x * b.x), (__half)(a.y * b.y)}; }
 inline __half __ushort_as_half(unsigned short v) { return same_bits<__half>(v); }
 
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }

@@ -90,25 +90,72 @@ void readied_and_handed_over() {
     check(c.session.position == 32, "positions behind a choice that has failed", 1);
 }
 
-// Attention of a network's first layer: rows together beside one step after the other.
-void attended(const Network& network, uint32_t position) {
+// An element of a row of a cache.
+float stored(const KvLayout& kv, const uint8_t* row, uint32_t i) {
+    if (!kv.q8) return (float)((const __half*)row)[i];
+    return (float)((const __half*)(row + (kv.head_dim + 31) / 32 * 32))[i / 32] * (int8_t)row[i];
+}
+
+// What a row's queries, which are rotated and have their scale, make of the cache in f64: how far that is from `got`, of its length.
+double apart_from_f64(const AttendArgs& a, const Session& session, const __half* q, const float* got) {
+    double squares = 0.0, all = 0.0;
+    for (uint32_t head = 0; head < a.n_heads; head++) {
+        const uint32_t dim = a.layout.head_dim, kv_head = head * a.layout.n_kv_heads / a.n_heads;
+        std::vector<double> scores(session.position + 1), sum(dim);
+        double top = -INFINITY, weight = 0.0;
+        for (uint32_t p = 0; p < scores.size(); p++) {
+            const uint8_t* key = kv_row(a.layout, &session, false, kv_head, p);
+            for (uint32_t i = 0; i < dim; i++) scores[p] += (double)q[head * dim + i] * stored(a.layout, key, i);
+            top = std::max(top, scores[p]);
+        }
+        for (uint32_t p = 0; p < scores.size(); p++) {
+            const uint8_t* value = kv_row(a.layout, &session, true, kv_head, p);
+            const double w = exp2(scores[p] - top);
+            weight += w;
+            for (uint32_t i = 0; i < dim; i++) sum[i] += w * stored(a.layout, value, i);
+        }
+        for (uint32_t i = 0; i < dim; i++) {
+            const double want = sum[i] / weight, wrong = want - got[head * dim + i];
+            squares += wrong * wrong;
+            all += want * want;
+        }
+    }
+    return sqrt(squares / all);
+}
+
+// Attention of a network's first layer: rows together beside one step after the other. The cache is f16 or q8_0, and heads may be shorter.
+template <bool Q8> void attended(const Network& network, uint32_t position, uint32_t head_dim) {
     Model apart(network), together(network);
-    const Network& n = apart.n;
+    Network n = apart.n;
+    n.head_dim = head_dim;
+    KvLayout kv = apart.kv;
+    kv.head_dim = head_dim;
+    kv.q8 = Q8;
+    kv.row_bytes = ((Q8 ? (head_dim + 31) / 32 * 34 : head_dim * 2) + 15) / 16 * 16;
+    kv.layer_offset = 0;
+    kv.tile_bytes = 2 * kv_plane(kv);
     const uint32_t width = n.n_heads * n.head_dim, stride = width + 2 * n.n_kv_heads * n.head_dim;
     const float* qkv = random_floats((size_t)ROWS * stride, 1.0f);
     // The same cache, with room for all rows.
-    const uint64_t bytes = (position + ROWS + KV_TILE) / KV_TILE * apart.kv.tile_bytes;
+    const uint64_t bytes = (position + ROWS + KV_TILE) / KV_TILE * kv.tile_bytes;
     uint8_t* caches[2];
     for (int i = 0; i < 2; i++) caches[i] = (uint8_t*)allocate<__half>(bytes / 2);
     for (size_t i = 0; i < bytes / 2; i++) ((__half*)caches[0])[i] = (__half)(random_float() * 0.3f);
+    // Behind a row's scales there may be anything.
+    const uint32_t groups = (head_dim + 31) / 32;
+    for (size_t row = 0; Q8 && row < bytes; row += kv.row_bytes) {
+        for (uint32_t i = 0; i < groups * 32; i++) caches[0][row + i] = (uint8_t)(i < head_dim ? numbers() % 255 + 129 : 0);
+        for (uint32_t i = groups * 32; i < kv.row_bytes; i += 2)
+            *(__half*)&caches[0][row + i] = i < groups * 34 ? (__half)((random_float() + 1.0f) * 0.002f) : (__half)NAN;
+    }
     memcpy(caches[1], caches[0], bytes);
     AttendArgs a{};
-    a.parts = apart.parts;
+    a.parts = allocate<float>((size_t)n.n_heads * MAX_CHUNKS * part_stride(head_dim));
     a.tickets = apart.tickets;
-    a.rotation.inv_freq = apart.inv_freq;
+    a.rotation.inv_freq = random_floats(head_dim / 2, 0.5f, 0.5f);
     a.rotation.magnitude = 1.0f;
     a.rotation.n_pairs = n.head_dim / 2;
-    a.layout = apart.kv;
+    a.layout = kv;
     a.scores.scale = 1.44269504f / sqrtf((float)n.head_dim);
     a.qkv_stride = stride;
     a.n_heads = n.n_heads;
@@ -124,7 +171,7 @@ void attended(const Network& network, uint32_t position) {
         of.qkv = qkv + (size_t)row * stride;
         of.f32 = out.data();
         of.shares = shares;
-        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_tiles<128, 3, 4>(of) : attend_tiles<64, 3, 4>(of); });
+        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_tiles<128, 3, 4, Q8>(of) : attend_tiles<64, 3, 4, Q8>(of); });
         return out;
     };
     std::vector<std::vector<float>> alone;
@@ -160,6 +207,9 @@ void attended(const Network& network, uint32_t position) {
         run(1, 256, [&] { rope_append(r); });
     a.sessions = sessions;
     a.q16 = queries;
+    // Queries, weights, and values are rounded to f16.
+    for (uint32_t row = 0; row < ROWS; row++)
+        check(apart_from_f64(a, rows[row], queries + row * width, alone[row].data()) < 1e-3, "not what f64 makes of it", row);
     a.rows = ROWS;
     a.parts = allocate<float>((size_t)ROWS * n.n_heads * MAX_CHUNKS * part_stride(n.head_dim));
     a.tickets = allocate<uint32_t>(ROWS * n.n_kv_heads);
@@ -170,7 +220,7 @@ void attended(const Network& network, uint32_t position) {
         std::vector<float> out(ROWS * width, NAN);
         a.f32 = out.data();
         a.at_once = blocks;
-        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_rows<128, 3, 4, 16>(a) : attend_rows<64, 3, 4, 16>(a); });
+        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_rows<128, 3, 4, 16, Q8>(a) : attend_rows<64, 3, 4, 16, Q8>(a); });
         for (uint32_t row = 0; row < ROWS; row++)
             check(std::equal(alone[row].begin(), alone[row].end(), &out[row * width]), "other bits than the step in shared tiles", row);
     }
@@ -180,8 +230,16 @@ int main() {
     numbers.seed(1);
     readied_and_handed_over();
     // Within a tile and across its end; in one chunk and in two.
-    for (uint32_t position : {3u, 61u, 126u, 200u}) attended(NETWORKS[0], position);
-    attended(NETWORKS[4], 254);
+    for (uint32_t position : {3u, 61u, 126u, 200u}) {
+        attended<false>(NETWORKS[0], position, 64);
+        attended<true>(NETWORKS[0], position, 64);
+    }
+    attended<false>(NETWORKS[4], 254, 64);
+    attended<true>(NETWORKS[4], 254, 64);
+    // Heads that lack a group or two, and whose last one is not whole.
+    attended<true>(NETWORKS[0], 126, 20);
+    attended<true>(NETWORKS[0], 61, 128);
+    attended<true>(NETWORKS[0], 130, 80);
     printf("%d failures\n", failures);
     return failures > 0;
 }

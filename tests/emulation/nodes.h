@@ -102,7 +102,7 @@ public:
         a.join = 1;
         a.value_head = n.n_heads + n.n_kv_heads;
         a.value_dim = n.head_dim;
-        run(a.layout.n_kv_heads * a.head_parts, 32 * W, [&] { n.head_dim > 64 ? attend_tiles<128, STAGES, W>(a) : attend_tiles<64, STAGES, W>(a); });
+        run(a.layout.n_kv_heads * a.head_parts, 32 * W, [&] { n.head_dim > 64 ? attend_tiles<128, STAGES, W, false>(a) : attend_tiles<64, STAGES, W, false>(a); });
         return out;
     }
 };

@@ -7,7 +7,9 @@ pub use long::FMA_ROWS;
 use super::args;
 use super::kernel_id::KernelId;
 use super::kernels::Kernels;
+use crate::backend::KvType;
 use crate::backend::cuda::driver::Stream;
+use crate::backend::state::row_bytes;
 use crate::error::Result;
 
 /// Positions per tile of the KV cache.
@@ -17,9 +19,10 @@ pub const LONGEST_SHORT: u32 = 256;
 /// Sizes of heads that tiles are made for, others take the next larger; and stages of tiles, the best first,
 /// of which those are taken that a block has the shared memory for.
 const HEAD_SIZES: [(usize, &[usize]); 3] = [(64, &[3]), (128, &[3, 2, 1]), (256, &[2, 1])];
-/// Sizes of those for which `attend_wide` kernels are made, of three stages; smaller heads are no work for so many warps.
+/// The same of q8_0 caches, whose stages take about half as much.
+const Q8_HEAD_SIZES: [(usize, &[usize]); 3] = [(64, &[5]), (128, &[5, 3]), (256, &[3, 2, 1])];
+/// Sizes of those for which `attend_wide` kernels are made, of the most stages; smaller heads are no work for so many warps.
 const WIDE_HEAD_SIZES: [usize; 2] = [64, 128];
-const WIDE_STAGES: usize = 3;
 /// Warps of an `attend_tiles` and of an `attend_wide` block.
 const WARPS: u32 = 4;
 const WIDE_WARPS: u32 = 8;
@@ -50,6 +53,7 @@ impl RowsOf {
 
 /// A kernel that attends in tiles.
 struct Tiles {
+    q8: bool,
     wide: bool,
     dim: usize,
     stages: usize,
@@ -59,6 +63,7 @@ struct Tiles {
 impl Tiles {
     fn id(&self) -> KernelId {
         KernelId::Attend {
+            q8: self.q8,
             wide: self.wide,
             dim: self.dim,
             stages: self.stages,
@@ -68,6 +73,7 @@ impl Tiles {
     /// That for rows of one session.
     fn id_of_rows(&self) -> KernelId {
         KernelId::AttendRows {
+            q8: self.q8,
             wide: self.wide,
             dim: self.dim,
             stages: self.stages,
@@ -84,17 +90,17 @@ impl Kernels {
             self.find(KernelId::AttendFma { queries }, 0)?;
         }
         for (dim, _) in HEAD_SIZES {
-            for tiles in [self.tiles(dim), self.wide_tiles(dim)]
-                .into_iter()
-                .flatten()
-            {
-                self.find(tiles.id(), tiles.shared)?;
-                if self.has_large_shared() {
-                    self.find(tiles.id_of_rows(), tiles.shared)?;
-                }
-            }
             let bytes = flash_shared(dim);
             for q8 in [false, true] {
+                for tiles in [self.tiles(q8, dim), self.wide_tiles(q8, dim)]
+                    .into_iter()
+                    .flatten()
+                {
+                    self.find(tiles.id(), tiles.shared)?;
+                    if self.has_large_shared() {
+                        self.find(tiles.id_of_rows(), tiles.shared)?;
+                    }
+                }
                 if bytes <= shared {
                     self.find(KernelId::Flash { q8, dim }, bytes)?;
                 }
@@ -110,10 +116,12 @@ impl Kernels {
 
     /// The kernel for heads of a size with these stages of keys and values, 16 positions a warp, if there is the
     /// shared memory for it.
-    fn tiles_of(&self, wide: bool, dim: usize, stages: usize) -> Option<Tiles> {
-        let shared = stages * 2 * 16 * warps(wide) as usize * dim * 2;
+    fn tiles_of(&self, q8: bool, wide: bool, dim: usize, stages: usize) -> Option<Tiles> {
+        let kv_type = if q8 { KvType::Q8_0 } else { KvType::F16 };
+        let shared = stages * 2 * 16 * warps(wide) as usize * row_bytes(kv_type, dim);
         let fits = shared + STATIC_SHARED <= self.context().properties().shared_bytes;
         fits.then_some(Tiles {
+            q8,
             wide,
             dim,
             stages,
@@ -122,16 +130,15 @@ impl Kernels {
     }
 
     /// That of four warps.
-    fn tiles(&self, dim: usize) -> Option<Tiles> {
-        let (_, stages) = HEAD_SIZES.into_iter().find(|(size, _)| *size == dim)?;
-        let mut all = stages.iter();
-        all.find_map(|&stages| self.tiles_of(false, dim, stages))
+    fn tiles(&self, q8: bool, dim: usize) -> Option<Tiles> {
+        let mut all = stages(q8, dim).iter();
+        all.find_map(|&stages| self.tiles_of(q8, false, dim, stages))
     }
 
     /// And that of eight.
-    fn wide_tiles(&self, dim: usize) -> Option<Tiles> {
+    fn wide_tiles(&self, q8: bool, dim: usize) -> Option<Tiles> {
         let made = WIDE_HEAD_SIZES.contains(&dim) && self.has_large_shared();
-        made.then(|| self.tiles_of(true, dim, WIDE_STAGES))?
+        made.then(|| self.tiles_of(q8, true, dim, stages(q8, dim)[0]))?
     }
 
     /// Norms and rotates queries and keys of `rows` rows from the first one on, and appends keys and
@@ -179,8 +186,9 @@ impl Kernels {
         }
         let padded = padded_head(dim);
         // Tiles give four elements to a thread.
-        let tiles = self.tiles(padded);
-        let takes = args.layout.q8 == 0 && dim.is_multiple_of(4);
+        let q8 = args.layout.q8 != 0;
+        let tiles = self.tiles(q8, padded);
+        let takes = dim.is_multiple_of(4);
         // Nor do they count positions from 1.
         let is_rare = is_rare(&args.layout, args.slopes) || args.rotation.temperature_length < 0.0;
         let tiles = tiles.filter(|_| takes && !is_rare);
@@ -207,7 +215,7 @@ impl Kernels {
         }
         let few = heads <= FEW_BLOCKS && dim as usize >= WIDE_HEAD_SIZES[0];
         // Blocks share the chunks of long contexts: two a multiprocessor, or one of twice as many warps.
-        let wide = self.wide_tiles(padded).filter(|_| few);
+        let wide = self.wide_tiles(q8, padded).filter(|_| few);
         args.rows = batch;
         args.at_once = 2 * self.multiprocessors();
         let (tiles, blocks) = if let Some(wide) = wide {
@@ -321,6 +329,13 @@ impl Kernels {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, id, grid, 128, flash_shared(dim), args) }
     }
+}
+
+/// Stages of the kernels with four warps for heads of a size, the best first.
+fn stages(q8: bool, dim: usize) -> &'static [usize] {
+    let sizes = if q8 { Q8_HEAD_SIZES } else { HEAD_SIZES };
+    let found = sizes.into_iter().find(|(size, _)| *size == dim);
+    found.map_or(&[], |(_, stages)| stages)
 }
 
 /// Warps of a block that attends in tiles.

@@ -81,10 +81,11 @@ kernels! {
         AttendFma { queries: u32 } => ("attention_fma", format!("attend_fma_{queries}"));
         /// The same for long heads.
         AttendFmaLong { queries: u32 } => ("attention_fma", format!("attend_fma_long_{queries}"));
-        /// For heads of up to `dim` elements, with so many stages of tiles. Blocks have twice as many warps where `wide`.
-        Attend { wide: bool, dim: usize, stages: usize } => ("attention", format!("attend_{}_{dim}_{stages}", tiles(wide)));
+        /// For heads of up to `dim` elements, with so many stages of tiles; of a quantized cache where `q8`. Blocks have twice as many warps
+        /// where `wide`.
+        Attend { q8: bool, wide: bool, dim: usize, stages: usize } => ("attention", format!("attend_{}_{dim}_{stages}", tiles(q8, wide)));
         /// The same for rows of one session.
-        AttendRows { wide: bool, dim: usize, stages: usize } => ("attention", format!("attend_rows_{}_{dim}_{stages}", tiles(wide)));
+        AttendRows { q8: bool, wide: bool, dim: usize, stages: usize } => ("attention", format!("attend_rows_{}_{dim}_{stages}", tiles(q8, wide)));
         /// Of a prefill, for heads of up to `dim` elements; of a quantized cache where `q8`.
         Flash { q8: bool, dim: usize } => ("attention_prefill", format!("flash_{}{dim}", if q8 { "q8_" } else { "" }));
         FlashWgmma { dim: usize } => ("attention_wgmma", format!("flash_wgmma_{dim}"));
@@ -123,9 +124,14 @@ kernels! {
     }
 }
 
-/// What the kernels that attend in tiles are called by their warps.
-fn tiles(wide: bool) -> &'static str {
-    if wide { "wide" } else { "tiles" }
+/// What the kernels that attend in tiles are called by their caches and their warps.
+fn tiles(q8: bool, wide: bool) -> &'static str {
+    match (q8, wide) {
+        (false, false) => "tiles",
+        (false, true) => "wide",
+        (true, false) => "tiles_q8",
+        (true, true) => "wide_q8",
+    }
 }
 
 /// What a product of one row does beside itself.
@@ -254,21 +260,35 @@ mod tests {
         all.extend(RecordType::SUMMED.map(|ty| OwnInput { ty }));
         all.extend([1, 2, 4, 8].map(|queries| AttendFma { queries }));
         all.extend([1, 2].map(|queries| AttendFmaLong { queries }));
-        for (wide, dim, stages) in [
-            (false, 64, 3),
-            (false, 128, 3),
-            (false, 256, 2),
-            (true, 64, 3),
-            (true, 128, 3),
+        let attend = |(q8, wide, dim, stages)| Attend {
+            q8,
+            wide,
+            dim,
+            stages,
+        };
+        for (q8, wide, dim, stages) in [
+            (false, false, 64, 3),
+            (false, false, 128, 3),
+            (false, false, 256, 2),
+            (false, true, 64, 3),
+            (false, true, 128, 3),
+            (true, false, 64, 5),
+            (true, false, 128, 5),
+            (true, false, 256, 3),
+            (true, true, 64, 5),
+            (true, true, 128, 5),
         ] {
-            all.push(Attend { wide, dim, stages });
-            all.push(AttendRows { wide, dim, stages });
+            all.push(attend((q8, wide, dim, stages)));
+            all.push(AttendRows {
+                q8,
+                wide,
+                dim,
+                stages,
+            });
         }
         // Of devices with less shared memory.
-        for (dim, stages) in [(128, 2), (128, 1), (256, 1)] {
-            let wide = false;
-            all.push(Attend { wide, dim, stages });
-        }
+        all.extend([(128, 2), (128, 1), (256, 1)].map(|(dim, n)| attend((false, false, dim, n))));
+        all.extend([(128, 3), (256, 2), (256, 1)].map(|(dim, n)| attend((true, false, dim, n))));
         for dim in [64, 128, 256] {
             all.extend([false, true].map(|q8| Flash { q8, dim }));
             all.push(FlashTexts { dim });
