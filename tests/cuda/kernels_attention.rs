@@ -113,14 +113,14 @@ pub fn tests(tests: &mut Tests) {
 }
 
 /// A session with a cache for `positions` positions of two layers.
-struct TestSession {
-    layout: KvLayout,
-    session: Buffer,
+pub struct TestSession {
+    pub layout: KvLayout,
+    pub session: Buffer,
     table: Buffer,
-    _cache: Buffer,
+    pub cache: Buffer,
 }
 
-fn test_session(
+pub fn test_session(
     kv_heads: usize,
     dim: usize,
     q8: bool,
@@ -162,19 +162,19 @@ fn test_session(
         layout,
         session,
         table,
-        _cache: cache,
+        cache,
     }
 }
 
 impl TestSession {
-    fn set_position(&self, position: usize) {
+    pub fn set_position(&self, position: usize) {
         let at = std::mem::offset_of!(args::Session, position);
         self.session.write(at, &[position as u32]).unwrap();
     }
 }
 
 /// Rounds as the cache does.
-fn stored(row: &[f64], q8: bool) -> Vec<f64> {
+pub fn stored(row: &[f64], q8: bool) -> Vec<f64> {
     if !q8 {
         return row
             .iter()

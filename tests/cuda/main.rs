@@ -17,6 +17,7 @@ mod group;
 mod heads;
 mod host_experts;
 mod kernels_attention;
+mod kernels_attention_far;
 mod kernels_experts;
 mod kernels_heads;
 mod kernels_matmul;
@@ -58,6 +59,7 @@ fn main() {
     kernels_matmul::tests(&mut tests);
     kernels_experts::tests(&mut tests);
     kernels_attention::tests(&mut tests);
+    kernels_attention_far::tests(&mut tests);
     kernels_heads::tests(&mut tests);
     kernels_sample::tests(&mut tests);
     kernels_recurrent::tests(&mut tests);
