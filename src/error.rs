@@ -47,11 +47,17 @@ pub(crate) use fail;
 
 /// A vector of `len` times `value`, or `OutOfMemory` naming `what`.
 pub(crate) fn try_vec<T: Clone>(len: usize, value: T, what: &str) -> Result<Vec<T>> {
+    let mut v = try_room(len, what)?;
+    v.resize(len, value);
+    Ok(v)
+}
+
+/// An empty vector with room for `len` elements, or `OutOfMemory` naming `what`.
+pub(crate) fn try_room<T>(len: usize, what: &str) -> Result<Vec<T>> {
     let mut v = Vec::new();
     if v.try_reserve_exact(len).is_err() {
         let bytes = len.saturating_mul(size_of::<T>());
         fail!(OutOfMemory, "{what}: {bytes} bytes could not be allocated");
     }
-    v.resize(len, value);
     Ok(v)
 }

@@ -285,30 +285,30 @@ impl Row<'_> {
     }
 }
 
-/// A row without its runner, as backends take it apart.
-pub(super) struct RowWork<'a> {
+/// A row without its runner, as backends take it apart. Most of it stays in the row: the stack has no room for copies of a whole batch.
+pub(super) struct RowWork<'w, 'a> {
     pub tokens: &'a [u32],
-    pub want: Want,
-    pub mask: Option<&'a mut MaskSource<'a>>,
+    pub want: &'w Want,
+    pub mask: &'w mut Option<&'a mut MaskSource<'a>>,
     pub interrupt: &'a Arc<AtomicBool>,
-    pub residual: Residual<'a>,
+    pub residual: &'w mut Residual<'a>,
 }
 
 /// The runners of rows, and their work.
 pub(super) type Parts<'a, 'r, R> = (
     ArrayVec<&'a mut R, MAX_BATCH>,
-    ArrayVec<RowWork<'r>, MAX_BATCH>,
+    ArrayVec<RowWork<'a, 'r>, MAX_BATCH>,
 );
 
-/// Checks rows, takes them apart, and has `submit` do the work; their masks go to the works. `accepts` says why a
+/// Checks rows, takes them apart, and has `submit` do the work. `accepts` says why a
 /// runner can't take work now, `check` what is wrong with a work: after these errors, what an earlier submission
 /// has started goes on. After an error of `submit`, nothing does. One row goes to `alone`: the stack has no room for many below a
 /// prompt, which may go through parts of a network.
 pub(super) fn submit_parts<'r, R: 'static>(
     rows: &mut [Row<'r>],
     accepts: impl Fn(&mut R) -> Result<()>,
-    check: impl Fn(&RowWork<'r>) -> Result<()>,
-    alone: impl FnOnce(&mut R, &mut RowWork<'r>) -> Result<()>,
+    check: impl Fn(&RowWork<'_, 'r>) -> Result<()>,
+    alone: impl FnOnce(&mut R, &mut RowWork<'_, 'r>) -> Result<()>,
     submit: impl FnOnce(&mut Parts<'_, 'r, R>) -> RowResult<()>,
 ) -> RowResult<()> {
     match rows {
@@ -321,8 +321,8 @@ pub(super) fn submit_parts<'r, R: 'static>(
 fn submit_alone<'r, R: 'static>(
     row: &mut Row<'r>,
     accepts: impl Fn(&mut R) -> Result<()>,
-    check: impl Fn(&RowWork<'r>) -> Result<()>,
-    alone: impl FnOnce(&mut R, &mut RowWork<'r>) -> Result<()>,
+    check: impl Fn(&RowWork<'_, 'r>) -> Result<()>,
+    alone: impl FnOnce(&mut R, &mut RowWork<'_, 'r>) -> Result<()>,
 ) -> Result<()> {
     let result = {
         let (runner, mut work) = part(row, &accepts)?;
@@ -337,7 +337,7 @@ fn submit_alone<'r, R: 'static>(
 fn submit_several<'r, R: 'static>(
     rows: &mut [Row<'r>],
     accepts: impl Fn(&mut R) -> Result<()>,
-    check: impl Fn(&RowWork<'r>) -> Result<()>,
+    check: impl Fn(&RowWork<'_, 'r>) -> Result<()>,
     submit: impl FnOnce(&mut Parts<'_, 'r, R>) -> RowResult<()>,
 ) -> RowResult<()> {
     if rows.len() > MAX_BATCH {
@@ -360,7 +360,7 @@ fn submit_several<'r, R: 'static>(
 fn part<'a, 'r, R: 'static>(
     row: &'a mut Row<'r>,
     accepts: impl Fn(&mut R) -> Result<()>,
-) -> Result<(&'a mut R, RowWork<'r>)> {
+) -> Result<(&'a mut R, RowWork<'a, 'r>)> {
     row.check()?;
     let runner = row.runner.as_any().and_then(|r| r.downcast_mut::<R>());
     let Some(runner) = runner else {
@@ -369,10 +369,10 @@ fn part<'a, 'r, R: 'static>(
     accepts(runner)?;
     let work = RowWork {
         tokens: row.tokens,
-        want: row.want,
-        mask: row.mask.take(),
+        want: &row.want,
+        mask: &mut row.mask,
         interrupt: row.interrupt,
-        residual: std::mem::take(&mut row.residual),
+        residual: &mut row.residual,
     };
     Ok((runner, work))
 }

@@ -11,7 +11,7 @@ use crate::backend::{
     MAX_BATCH, Mark, MaskSource, Outcome, Residual, Row, RowError, RowResult, Runner, Want,
     Weights, When,
 };
-use crate::error::{Error, Result, Status, fail, try_vec};
+use crate::error::{Error, Result, Status, fail, try_room};
 use crate::panics::catch;
 use crate::threads::event::Event;
 use arrayvec::ArrayVec;
@@ -24,6 +24,12 @@ pub(crate) fn at_index(index: usize, error: Error) -> Error {
     let message = format!("session at index {index}: {}", error.message);
     Error::new(error.status, message).at(index)
 }
+
+/// What an error says memory was for.
+const LENT: &str = "what sessions lend to a batch";
+
+/// What a session has chosen, if it has. A list of these is small while none has failed.
+type Choice = Option<std::result::Result<u32, Box<Error>>>;
 
 /// What each session of a batch has come to.
 pub type Tokens = ArrayVec<Result<u32>, MAX_BATCH>;
@@ -61,7 +67,7 @@ impl Session {
         let timing = guess(sessions, &mut choosing, false, &mut |i, session, e| {
             each(i, session, Err(session.put_aside(e)));
         });
-        let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
+        let mut chosen: [Choice; MAX_BATCH] = [const { None }; MAX_BATCH];
         let begun = Instant::now();
         choose_of(sessions, &choosing, &mut chosen[..choosing.len()]);
         if let Some(timing) = timing {
@@ -69,9 +75,9 @@ impl Session {
             let chosen = chosen[..choosing.len()].iter().flatten();
             timing.end(begun, drafts.sum(), chosen);
         }
-        for ((i, _), result) in choosing.into_iter().zip(chosen) {
-            let session = &mut *sessions[i];
-            let token = result.unwrap_or_else(|| fail!(Internal, "it has not chosen"));
+        for ((i, _), result) in choosing.iter().zip(&mut chosen) {
+            let (i, session) = (*i, &mut *sessions[*i]);
+            let token = has_chosen(result.take());
             let appended = token.and_then(|token| session.chosen(token));
             let result = session.answered(appended);
             each(i, session, result);
@@ -113,7 +119,7 @@ impl Session {
             ready.push(lent.transpose().map_err(|e| at_index(i, e))?);
         }
         model.background().reserve()?;
-        let mut all = ArrayVec::<(Lent, Arc<Desk>), MAX_BATCH>::new();
+        let mut all = try_room(sessions.len(), LENT)?;
         let desks: ArrayVec<Arc<Desk>, MAX_BATCH> =
             sessions.iter().map(|_| Arc::default()).collect();
         // Nothing that is kept was made with memory of the reserve.
@@ -147,7 +153,7 @@ impl Session {
         let tokens = self.with_room(ask.most)?;
         let mark = self.residence.runner()?.mark();
         model.background().reserve()?;
-        let mut all = ArrayVec::<(Lent, Arc<Desk>), MAX_BATCH>::new();
+        let mut all = try_room(1, LENT)?;
         let desk = Arc::<Desk>::default();
         crate::memory::check()?;
         all.push((self.lend(tokens, mark, desk.clone(), Some(ask))?, desk));
@@ -253,15 +259,14 @@ impl Session {
 
     /// A copy of the context with room for so many tokens behind it.
     fn with_room(&self, room: usize) -> Result<Vec<u32>> {
-        let mut tokens = try_vec(self.tokens.len() + room, 0, "tokens of a session")?;
-        tokens.clear();
+        let mut tokens = try_room(self.tokens.len() + room, "tokens of a session")?;
         tokens.extend_from_slice(&self.tokens);
         Ok(tokens)
     }
 }
 
 /// Gives a batch to the model's thread, which has room for it.
-fn start(model: &Model, all: ArrayVec<(Lent, Arc<Desk>), MAX_BATCH>, timing: Option<Timing>) {
+fn start(model: &Model, all: Vec<(Lent, Arc<Desk>)>, timing: Option<Timing>) {
     let weights = model.weights().clone();
     let n_vocab = model.details().n_vocab;
     let task: Task = Box::new(move || work(&*weights, n_vocab, all, timing));
@@ -306,10 +311,10 @@ impl Timing {
         &self,
         begun: Instant,
         drafts: usize,
-        mut results: impl Iterator<Item = &'a Result<u32>>,
+        mut results: impl Iterator<Item = &'a std::result::Result<u32, Box<Error>>>,
     ) {
         // One that was done again took longer.
-        if self.typical && results.all(Result::is_ok) {
+        if self.typical && results.all(|result| result.is_ok()) {
             depth_of(&self.of).took(self.rows + drafts, begun.elapsed());
         }
     }
@@ -403,11 +408,7 @@ impl Drop for WithGuesses<'_, '_> {
 
 /// Lets the sessions at these indices choose. Apart from its caller for the sake of the stack.
 #[inline(never)]
-fn choose_of(
-    sessions: &mut [&mut Session],
-    choosing: &[(usize, Mark)],
-    chosen: &mut [Option<Result<u32>>],
-) {
+fn choose_of(sessions: &mut [&mut Session], choosing: &[(usize, Mark)], chosen: &mut [Choice]) {
     let model = sessions[0].model.clone();
     let sessions = WithGuesses::new(sessions);
     let mut wanted = choosing.iter().peekable();
@@ -483,12 +484,20 @@ impl Member<'_> {
     }
 }
 
+/// The token of a session that has chosen.
+fn has_chosen(choice: Choice) -> Result<u32> {
+    match choice {
+        Some(chosen) => chosen.map_err(|e| *e),
+        None => fail!(Internal, "it has not chosen"),
+    }
+}
+
 /// Lets each choose a token. Those that fail are as they were before, but for logits that they lost.
 fn choose(
     weights: &dyn Weights,
     n_vocab: usize,
     members: &mut [Member<'_>],
-    chosen: &mut [Option<Result<u32>>],
+    chosen: &mut [Choice],
 ) {
     while chosen.iter().any(Option::is_none) {
         let submitted = submit(weights, members, chosen);
@@ -497,12 +506,12 @@ fn choose(
         for (row, (chosen, member)) in open.enumerate() {
             match &submitted {
                 // All are collected, whatever one of them has come to.
-                Ok(()) => *chosen = Some(member.collect(n_vocab)),
+                Ok(()) => *chosen = Some(member.collect(n_vocab).map_err(Box::new)),
                 // The error ends the work of all rows; whoever is not at fault tries again.
                 Err(e) => {
                     member.go_back();
                     if e.row.is_none_or(|at| at == row) {
-                        *chosen = Some(Err(e.error.clone()));
+                        *chosen = Some(Err(Box::new(e.error.clone())));
                     }
                 }
             }
@@ -512,13 +521,11 @@ fn choose(
 
 /// One pass for the members that have not chosen.
 #[inline(never)]
-fn submit(
-    weights: &dyn Weights,
-    members: &mut [Member<'_>],
-    chosen: &[Option<Result<u32>>],
-) -> RowResult<()> {
+fn submit(weights: &dyn Weights, members: &mut [Member<'_>], chosen: &[Choice]) -> RowResult<()> {
+    // The rows are made in place: the stack has no room for another list of what is in them.
     let mut masks = ArrayVec::<_, MAX_BATCH>::new();
-    let mut parts = ArrayVec::<_, MAX_BATCH>::new();
+    let mut sources = ArrayVec::<_, MAX_BATCH>::new();
+    let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
     for (member, chosen) in members.iter_mut().zip(chosen) {
         if chosen.is_some() {
             continue;
@@ -526,7 +533,7 @@ fn submit(
         let rest = &member.tokens[member.runner.len()..];
         let (_, drafts) = rest.split_at(rest.len() - member.drafts);
         let own = Masks::new(member.constraint, drafts);
-        masks.push(own.map_err(|e| RowError::of(parts.len(), e))?);
+        masks.push(own.map_err(|e| RowError::of(rows.len(), e))?);
         let want = match member.drafts {
             0 => Want::Choices {
                 count: 1,
@@ -537,24 +544,21 @@ fn submit(
                 sampling: *member.sampling,
             },
         };
-        let runner: &mut dyn Runner = &mut *member.runner;
-        parts.push((runner, rest, want, member.interrupt));
+        rows.push(Row {
+            runner: &mut *member.runner,
+            tokens: rest,
+            want,
+            mask: None,
+            interrupt: member.interrupt,
+            residual: Residual::default(),
+        });
     }
-    let mut sources = ArrayVec::<_, MAX_BATCH>::new();
     for masks in &mut masks {
         let source = masks.as_mut().map(|m| |words: &mut [u32]| m.next(words));
         sources.push(source);
     }
-    let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
-    for ((runner, tokens, want, interrupt), source) in parts.into_iter().zip(&mut sources) {
-        rows.push(Row {
-            runner,
-            tokens,
-            want,
-            mask: source.as_mut().map(|s| s as &mut MaskSource),
-            interrupt,
-            residual: Residual::default(),
-        });
+    for (row, source) in rows.iter_mut().zip(&mut sources) {
+        row.mask = source.as_mut().map(|s| s as &mut MaskSource);
     }
     weights.submit(&mut rows, When::Now)
 }
@@ -613,13 +617,13 @@ impl Desk {
 fn work(
     weights: &dyn Weights,
     n_vocab: usize,
-    mut all: ArrayVec<(Lent, Arc<Desk>), MAX_BATCH>,
+    mut all: Vec<(Lent, Arc<Desk>)>,
     timing: Option<Timing>,
 ) {
     let chosen = catch(|| {
-        let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
+        let mut chosen: [Choice; MAX_BATCH] = [const { None }; MAX_BATCH];
         for ((lent, _), chosen) in all.iter_mut().zip(&mut chosen) {
-            *chosen = catch(|| lent.guess()).err().map(Err);
+            *chosen = catch(|| lent.guess()).err().map(|e| Err(Box::new(e)));
         }
         let drafts = all.iter().map(|(lent, _)| lent.drafts).sum();
         let mut members: ArrayVec<Member, MAX_BATCH> = all
@@ -640,7 +644,8 @@ fn work(
         if let Some(timing) = &timing {
             timing.end(begun, drafts, chosen[..n].iter().flatten());
         }
-        Ok(chosen.into_iter().flatten().collect::<Tokens>())
+        let each = chosen.into_iter().take(n);
+        Ok(each.map(has_chosen).collect::<Tokens>())
     });
     let chosen = chosen.unwrap_or_else(|e| all.iter().map(|_| Err(e.clone())).collect());
     let mut chosen = chosen.into_iter();

@@ -8,9 +8,7 @@ use super::pool::{PoolTurn, Work};
 use super::runner::{Core, CpuRunner, Done};
 use super::weights::{CpuWeights, Sizes};
 use crate::backend::row::{Parts, RowWork};
-use crate::backend::{
-    HiddenStates, MAX_BATCH, MaskSource, RowError, RowResult, TokenInput, Want, When,
-};
+use crate::backend::{HiddenStates, MAX_BATCH, MaskSource, RowError, RowResult, Want, When};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
 use crate::model::AdapterSet;
@@ -18,7 +16,7 @@ use arrayvec::ArrayVec;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Memory of a batch, made by the first one. It becomes resident as far as batches have sessions.
 pub(super) struct BatchSpace {
@@ -52,7 +50,7 @@ struct Choice<'a> {
     /// Where its new logits begin, in rows.
     row: usize,
     /// What it has come to, in memory that was reserved.
-    outcomes: Outcomes,
+    outcomes: &'a mut Outcomes,
     /// Why it has come to nothing.
     failed: Option<Error>,
 }
@@ -64,14 +62,14 @@ impl Choice<'_> {
         let (core, step) = (&mut *self.core, self.step);
         let n_vocab = core.logits.len();
         let logits = &logits[self.row * n_vocab..][..step.tokens.len() * n_vocab];
-        let Some(sampling) = &step.sampling else {
+        let Some(sampling) = step.sampling else {
             core.logits.copy_from_slice(logits);
             self.outcomes.push_back(Ok(Done::Evaluated));
             return;
         };
         if step.drafts > 0 {
             let tokens = (step.tokens, step.drafts);
-            let chosen = core.choose_behind(tokens, logits, sampling, mask, &mut self.outcomes);
+            let chosen = core.choose_behind(tokens, logits, sampling, mask, self.outcomes);
             self.failed = chosen.err();
             return;
         }
@@ -108,18 +106,39 @@ struct Step<'a> {
     /// The known token, if there is one, and the drafts.
     tokens: &'a [u32],
     drafts: usize,
-    sampling: Option<Sampling>,
+    sampling: Option<&'a Sampling>,
     /// The core has a mask. Never with drafts.
     masked: bool,
-    /// What the tokens have in place of embeddings, or beside them.
-    input: TokenInput<'a>,
     /// Positions before it.
     before: usize,
 }
 
+/// The works of the sessions of a batch.
+struct Members<'s, 'w, 'r> {
+    /// Of all rows.
+    works: &'s mut [RowWork<'w, 'r>],
+    /// Which of them are the sessions', ascending.
+    rows: &'s [usize],
+}
+
+impl<'w, 'r> Members<'_, 'w, 'r> {
+    /// That of each.
+    fn each(&mut self) -> impl Iterator<Item = &mut RowWork<'w, 'r>> {
+        let mut rows = self.rows.iter().peekable();
+        let works = self.works.iter_mut().enumerate();
+        works.filter_map(move |(i, work)| rows.next_if(|row| **row == i).map(|_| work))
+    }
+
+    /// The first session that is to stop.
+    fn interrupted(&self) -> Option<usize> {
+        let is_set = |row: &usize| self.works[*row].interrupt.load(Relaxed);
+        self.rows.iter().position(is_set)
+    }
+}
+
 /// The rows of a pass that work takes, if it is work for a batch.
 fn rows_of(work: &RowWork) -> Option<usize> {
-    match work.want {
+    match *work.want {
         Want::Evaluated => (work.tokens.len() == 1).then_some(1),
         Want::Verified { drafts, .. } => Some(work.tokens.len().min(drafts + 1)),
         want => want.is_one_choice().then_some(1),
@@ -175,29 +194,24 @@ fn step_together(
     }
     let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
     let mut steps = ArrayVec::<Step, MAX_BATCH>::new();
-    let mut interrupts = ArrayVec::<&AtomicBool, MAX_BATCH>::new();
-    let mut outputs = ArrayVec::<Option<&mut [f32]>, MAX_BATCH>::new();
-    let mut masks = ArrayVec::<Option<&mut MaskSource>, MAX_BATCH>::new();
     for &i in members {
         let work = &mut works[i];
         let mut prepare = || {
             let mut core = runners[i].idle_core()?;
             let (sampling, drafts) = match work.want {
                 Want::Choices { sampling, .. } => (Some(sampling), 0),
-                Want::Verified { drafts, sampling } => (Some(sampling), drafts),
+                Want::Verified { drafts, sampling } => (Some(sampling), *drafts),
                 _ => (None, 0),
             };
-            let mut residual = std::mem::take(&mut work.residual);
             let known = work.tokens.len() - drafts;
             let (earlier, tokens) = work.tokens.split_at(known.saturating_sub(1));
             if !earlier.is_empty() {
-                let earlier_of = residual.split(earlier.len(), weights.hidden);
+                let earlier_of = work.residual.split(earlier.len(), weights.hidden);
                 core.extend(earlier, earlier_of, true, work.interrupt)?;
             }
             core.prepare_tokens(tokens)?;
-            let mut mask = work.mask.take();
             let masked = match drafts {
-                0 => core.prepare_mask(mask.take())?,
+                0 => core.prepare_mask(work.mask.take())?,
                 _ => false,
             };
             let step = Step {
@@ -205,25 +219,17 @@ fn step_together(
                 drafts,
                 sampling,
                 masked,
-                input: residual.input,
                 before: core.len,
             };
-            Ok((core, step, residual.output, mask))
+            Ok((core, step))
         };
-        let (core, step, output, mask) = prepare().map_err(|e| RowError::of(i, e))?;
+        let (core, step) = prepare().map_err(|e| RowError::of(i, e))?;
         cores.push(core);
         steps.push(step);
-        outputs.push(output);
-        masks.push(mask);
-        interrupts.push(work.interrupt);
     }
-    let chosen = choose_each(
-        weights,
-        (&mut cores, all),
-        &steps,
-        (&mut outputs, &mut masks),
-        &interrupts,
-    );
+    let rows = members;
+    let mut members = Members { works, rows };
+    let chosen = choose_each(weights, (&mut cores, all), &steps, &mut members);
     if chosen.is_err() {
         for (core, step) in cores.iter_mut().zip(&steps) {
             match step.drafts {
@@ -233,7 +239,7 @@ fn step_together(
         }
     }
     let named = |e: RowError| RowError {
-        row: e.row.map(|member| members[member]),
+        row: e.row.map(|member| rows[member]),
         error: e.error,
     };
     chosen.map_err(named)
@@ -256,13 +262,12 @@ fn choose_each(
     weights: &CpuWeights,
     (cores, all): (&mut [MutexGuard<Core>], &mut [Outcomes]),
     steps: &[Step],
-    (outputs, masks): (&mut [Option<&mut [f32]>], &mut [Option<&mut MaskSource>]),
-    interrupts: &[&AtomicBool],
+    members: &mut Members,
 ) -> RowResult<()> {
     let turn = weights
         .pool
-        .turn_unless(|| interrupted(interrupts).is_some())
-        .map_err(|e| RowError::of(interrupted(interrupts).unwrap_or(0), e))?;
+        .turn_unless(|| members.interrupted().is_some())
+        .map_err(|e| RowError::of(members.interrupted().unwrap_or(0), e))?;
     let mut space = weights.batch.lock().unwrap_or_else(|e| e.into_inner());
     let space = match &mut *space {
         Some(space) => space,
@@ -274,17 +279,12 @@ fn choose_each(
             parted.map_err(|e| RowError::of(row, e))?;
         }
     }
-    evaluate(weights, &turn, space, cores, (steps, outputs), interrupts)?;
+    evaluate(weights, &turn, space, cores, steps, members)?;
     for (core, step) in cores.iter_mut().zip(steps) {
         let before = core.len;
         core.kv.fixed.rows_done(before, step.tokens.len());
     }
-    choose_all(&turn, space, (cores, all), steps, masks)
-}
-
-/// The first session that is to stop.
-fn interrupted(interrupts: &[&AtomicBool]) -> Option<usize> {
-    interrupts.iter().position(|i| i.load(Relaxed))
+    choose_all(&turn, space, (cores, all), steps, members)
 }
 
 /// Evaluates the tokens of the steps that have one; their logits are rows of the batch's.
@@ -293,8 +293,8 @@ fn evaluate(
     turn: &PoolTurn,
     space: &mut BatchSpace,
     cores: &[MutexGuard<Core>],
-    (steps, outputs): (&[Step], &mut [Option<&mut [f32]>]),
-    interrupts: &[&AtomicBool],
+    steps: &[Step],
+    members: &mut Members,
 ) -> RowResult<()> {
     let mut tokens = ArrayVec::<u32, MAX_BATCH>::new();
     let mut places = ArrayVec::<(&KvCache, usize), MAX_BATCH>::new();
@@ -315,8 +315,8 @@ fn evaluate(
     let chunk = Chunk::new(weights, &mut space.chunk, &tokens, place, sets)?;
     chunk.embed(turn)?;
     let mut fused = 0;
-    for (row, step) in first_rows(steps).zip(steps) {
-        if chunk.enter(row, step.tokens.len(), step.input)? {
+    for ((row, step), work) in first_rows(steps).zip(steps).zip(members.each()) {
+        if chunk.enter(row, step.tokens.len(), work.residual.input)? {
             fused += step.tokens.len();
         }
     }
@@ -327,7 +327,7 @@ fn evaluate(
     chunk.project_entry(turn, fused > 0)?;
     let pass = chunk.pass(turn);
     for index in 0..weights.layers.len() {
-        if let Some(i) = interrupted(interrupts) {
+        if let Some(i) = members.interrupted() {
             let e = Error::new(Status::Interrupted, format!("interrupted at layer {index}"));
             return Err(RowError::of(i, e));
         }
@@ -336,8 +336,8 @@ fn evaluate(
         }
         chunk.run_layer(turn, index)?;
     }
-    for (row, output) in first_rows(steps).zip(outputs) {
-        if let Some(output) = output {
+    for (row, work) in first_rows(steps).zip(members.each()) {
+        if let Some(output) = work.residual.output.take() {
             chunk.leave(row, output);
         }
     }
@@ -373,18 +373,21 @@ fn first_rows(steps: &[Step]) -> impl Iterator<Item = usize> {
 
 /// Gives the sessions their logits and chooses their tokens, of which `all` has the outcomes then. After an error, those that
 /// have evaluated a token have forgotten it, and their logits.
+///
+/// Apart from its caller for the sake of the stack: the list of choices is long, and the evaluation before it goes deep.
+#[inline(never)]
 fn choose_all(
     turn: &PoolTurn,
     space: &mut BatchSpace,
     (cores, all): (&mut [MutexGuard<Core>], &mut [Outcomes]),
     steps: &[Step],
-    masks: &mut [Option<&mut MaskSource>],
+    members: &mut Members,
 ) -> RowResult<()> {
     let n_vocab = cores[0].logits.len();
     let logits = space.logits.span();
     let mut choices = ArrayVec::<UnsafeCell<Choice>, MAX_BATCH>::new();
     let rows = first_rows(steps);
-    for (((core, step), row), outcomes) in cores.iter_mut().zip(steps).zip(rows).zip(&mut *all) {
+    for (((core, step), row), outcomes) in cores.iter_mut().zip(steps).zip(rows).zip(all) {
         if step.tokens.len() > step.drafts {
             core.has_logits = false;
         }
@@ -392,17 +395,18 @@ fn choose_all(
             core,
             step,
             row,
-            outcomes: std::mem::take(outcomes),
+            outcomes,
             failed: None,
         }));
     }
     // SAFETY: the batch's memory, which nobody writes until this returns.
     let logits = unsafe { std::slice::from_raw_parts(logits.base(), MAX_BATCH * n_vocab) };
     // What asks for masks on the way is done here: they are the caller's.
-    let asks: ArrayVec<bool, MAX_BATCH> = masks.iter().map(Option::is_some).collect();
-    for (choice, mask) in choices.iter_mut().zip(masks) {
-        if mask.is_some() {
-            choice.get_mut().choose(logits, mask);
+    let mut asks = ArrayVec::<bool, MAX_BATCH>::new();
+    for (choice, work) in choices.iter_mut().zip(members.each()) {
+        asks.push(work.mask.is_some());
+        if work.mask.is_some() {
+            choice.get_mut().choose(logits, work.mask);
         }
     }
     let dealt = Dealt(&choices);
@@ -425,10 +429,9 @@ fn choose_all(
             failed = failed.or(Some(RowError::of(i, error)));
         }
     }
-    for (choice, outcomes) in choices.into_iter().zip(all) {
-        let choice = choice.into_inner();
-        *outcomes = choice.outcomes;
-        let (core, step) = (choice.core, choice.step);
+    for choice in &mut choices {
+        let choice = choice.get_mut();
+        let (core, step) = (&mut *choice.core, choice.step);
         match step.tokens {
             [] => {}
             _ if failed.is_some() => {}

@@ -494,7 +494,7 @@ impl CpuRunner {
     }
 
     /// Starts the work of a row in the background.
-    fn start(&mut self, row: &mut RowWork<'_>) -> Result<()> {
+    fn start(&mut self, row: &mut RowWork<'_, '_>) -> Result<()> {
         if self.weights.ends != (Front::Embeddings, true) {
             fail!(Internal, "a part of a network works while its caller waits");
         }
@@ -504,7 +504,7 @@ impl CpuRunner {
         let masked = core.prepare_mask(row.mask.take())?;
         drop(core);
         let job = Job {
-            want: row.want,
+            want: *row.want,
             masked,
         };
         start_work(
@@ -517,11 +517,11 @@ impl CpuRunner {
     }
 
     /// Does the work of a row in this thread.
-    fn run(&mut self, row: &mut RowWork<'_>) -> Result<()> {
+    fn run(&mut self, row: &mut RowWork<'_, '_>) -> Result<()> {
         self.check_idle()?;
         let mut core = lock(&self.core);
-        let residual = std::mem::take(&mut row.residual);
-        let (count, sampling) = match row.want {
+        let residual = std::mem::take(row.residual);
+        let (count, sampling) = match *row.want {
             Want::Logits | Want::Evaluated => {
                 let with_logits = matches!(row.want, Want::Logits);
                 core.extend(row.tokens, residual, with_logits, row.interrupt)?;
@@ -591,7 +591,7 @@ impl CpuRunner {
     }
 
     /// Does or starts the work of a row by itself.
-    pub(super) fn submit(&mut self, row: &mut RowWork<'_>, when: When) -> Result<()> {
+    pub(super) fn submit(&mut self, row: &mut RowWork<'_, '_>, when: When) -> Result<()> {
         match when {
             When::Now => self.run(row),
             When::Background => self.start(row),

@@ -676,7 +676,7 @@ impl Weights for CpuWeights {
             rows,
             |runner: &mut CpuRunner| runner.takes_work(self),
             |work| {
-                let residual = &work.residual;
+                let residual = &*work.residual;
                 residual.check(self.ends, work.tokens.len(), self.hidden)
             },
             |runner, work| runner.submit(work, when),

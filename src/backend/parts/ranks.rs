@@ -9,12 +9,11 @@ use super::weights::PartsWeights;
 use crate::backend::group::Work;
 use crate::backend::row::RowWork;
 use crate::backend::{
-    KvType, MAX_BATCH, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, Want, When,
+    KvType, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, Want, When,
 };
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
 use crate::{memory, panics, threads};
-use arrayvec::ArrayVec;
 use std::collections::VecDeque;
 use std::hash::Hasher;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -400,7 +399,7 @@ pub(super) fn step(
     weights: &PartsWeights,
     ranks: &dyn Ranks,
     cores: &mut [&mut Core],
-    works: &mut [&mut RowWork<'_>],
+    works: &mut [&mut RowWork<'_, '_>],
 ) -> RowResult<()> {
     let ready = ready_for_step(cores, works);
     let failed = ready.as_ref().err().and_then(|e| e.row);
@@ -408,14 +407,14 @@ pub(super) fn step(
     if ranks.apart().is_some() {
         for (core, work) in cores.iter().zip(works.iter()) {
             let token = &work.tokens[work.tokens.len() - 1..];
-            what = with(what, setting(core)).row(core.context_mark(), token, &work.want);
+            what = with(what, setting(core)).row(core.context_mark(), token, work.want);
         }
     }
     let n = weights.parts().len();
     let never = Arc::new(AtomicBool::new(false));
     // The tokens, and by rank the runners, of which the first rank's stay on this thread with the masks.
     let mut tokens = Vec::new();
-    let mut first = ArrayVec::<Row, MAX_BATCH>::new();
+    let mut first: Vec<Row> = Vec::with_capacity(cores.len());
     let mut others: Vec<Vec<&mut Box<dyn Runner>>> = (1..n).map(|_| Vec::new()).collect();
     for (core, work) in cores.iter_mut().zip(works.iter_mut()) {
         let token = &work.tokens[work.tokens.len() - 1..];
@@ -425,7 +424,7 @@ pub(super) fn step(
             first.push(Row {
                 runner: &mut **part,
                 tokens: token,
-                want: work.want,
+                want: *work.want,
                 mask: work.mask.take().map(|mask| mask as &mut MaskSource<'_>),
                 interrupt: &never,
                 residual: Residual::default(),
@@ -441,7 +440,7 @@ pub(super) fn step(
         let mut runners = others[rank - 1]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+        let mut rows: Vec<Row> = Vec::with_capacity(tokens.len());
         for (runner, &tokens) in runners.iter_mut().zip(&tokens) {
             rows.push(Row {
                 runner: &mut ***runner,
@@ -476,7 +475,7 @@ pub(super) fn step(
 }
 
 /// Room for a token of each session. Errors: also an interrupt.
-fn ready_for_step(cores: &mut [&mut Core], works: &[&mut RowWork<'_>]) -> RowResult<()> {
+fn ready_for_step(cores: &mut [&mut Core], works: &[&mut RowWork<'_, '_>]) -> RowResult<()> {
     for (i, (core, work)) in cores.iter_mut().zip(works).enumerate() {
         core.reserve(1).map_err(|e| RowError::of(i, e))?;
         if work.interrupt.load(Ordering::Relaxed) {

@@ -87,7 +87,7 @@ impl PartsRunner {
     }
 
     /// Does or starts the work of a row by itself.
-    pub fn submit(&mut self, row: &mut RowWork<'_>, when: When) -> Result<()> {
+    pub fn submit(&mut self, row: &mut RowWork<'_, '_>, when: When) -> Result<()> {
         (self.verifying, self.dropping) = (false, false);
         match when {
             When::Now => self.run(row),
@@ -95,7 +95,7 @@ impl PartsRunner {
         }
     }
 
-    fn run(&mut self, row: &mut RowWork<'_>) -> Result<()> {
+    fn run(&mut self, row: &mut RowWork<'_, '_>) -> Result<()> {
         self.check_idle()?;
         // It is empty, but has its capacity.
         let mut outcomes = std::mem::take(&mut self.ready);
@@ -132,7 +132,7 @@ impl PartsRunner {
     }
 
     /// Starts the work of a row in the background.
-    fn start(&mut self, row: &mut RowWork<'_>) -> Result<()> {
+    fn start(&mut self, row: &mut RowWork<'_, '_>) -> Result<()> {
         let mut guard = self.idle_core()?;
         let core = &mut *guard;
         core.check(row.tokens)?;
@@ -145,7 +145,7 @@ impl PartsRunner {
         };
         drop(guard);
         let job = Job {
-            want: row.want,
+            want: *row.want,
             masked,
         };
         start_work(
@@ -161,13 +161,13 @@ impl PartsRunner {
 /// Does the work of a row in this thread.
 fn run(
     core: &mut Core,
-    row: &mut RowWork<'_>,
+    row: &mut RowWork<'_, '_>,
     outcomes: &mut VecDeque<Result<Done>>,
 ) -> Result<()> {
     let mask = row.mask.take();
-    let (count, sampling) = match row.want {
+    let (count, sampling) = match *row.want {
         Want::Logits | Want::Evaluated => {
-            let done = core.extend(row.tokens, row.want, row.interrupt)?;
+            let done = core.extend(row.tokens, *row.want, row.interrupt)?;
             outcomes.push_back(Ok(done));
             return Ok(());
         }

@@ -277,7 +277,7 @@ impl PartsWeights {
     fn step_together(
         &self,
         runners: &[&mut PartsRunner],
-        works: &mut [RowWork<'_>],
+        works: &mut [RowWork<'_, '_>],
         members: &[usize],
     ) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
         let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
@@ -297,7 +297,7 @@ impl PartsWeights {
     fn step_cores(
         &self,
         cores: &mut [MutexGuard<Core>],
-        works: &mut [RowWork<'_>],
+        works: &mut [RowWork<'_, '_>],
         members: &[usize],
     ) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
         // What comes before the last token of each, one after another.
@@ -317,83 +317,18 @@ impl PartsWeights {
         if let Some(ranks) = &self.ranks {
             return self.step_ranks(&**ranks, cores, works, members);
         }
-        let mut streams = self.streams()?;
-        let width = self.hidden;
+        let mut borrowed = self.streams()?;
+        let (streams, width) = (&mut *borrowed, self.hidden);
         let (last, earlier) = match self.parts.split_last() {
             Some((last, earlier)) => (last, earlier),
             None => return Ok(ArrayVec::new()),
         };
         for (index, weights) in earlier.iter().enumerate() {
-            let streams = &mut *streams;
-            let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
-            let mut rows_of = ArrayVec::<usize, MAX_BATCH>::new();
-            let places = streams
-                .before
-                .chunks(width)
-                .zip(streams.behind.chunks_mut(width));
-            let with_token = cores.iter_mut().zip(members);
-            let with_token = with_token.filter(|(_, i)| !works[**i].tokens.is_empty());
-            for ((core, &i), (input, output)) in with_token.zip(places) {
-                let work = &works[i];
-                rows_of.push(i);
-                rows.push(Row {
-                    runner: &mut *core.parts[index],
-                    tokens: &work.tokens[work.tokens.len() - 1..],
-                    want: Want::Evaluated,
-                    mask: None,
-                    interrupt: work.interrupt,
-                    residual: Residual {
-                        input: (index > 0).then_some(input).into(),
-                        output: Some(output),
-                    },
-                });
-            }
-            let of = |e: RowError| RowError {
-                row: e.row.map(|row| rows_of[row]),
-                error: e.error,
-            };
-            if !rows.is_empty() {
-                weights.submit(&mut rows, When::Now).map_err(of)?;
-            }
-            for (row, &i) in rows.iter_mut().zip(&rows_of) {
-                row.runner.poll(true).map_err(|e| RowError::of(i, e))?;
-            }
-            drop(rows);
+            let of = (index, &**weights);
+            evaluate_part(of, (cores, works, members), streams, width)?;
             std::mem::swap(&mut streams.before, &mut streams.behind);
         }
-        let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
-        let mut inputs = streams.before.chunks(width);
-        let mut all = works.iter_mut().enumerate();
-        for (core, &i) in cores.iter_mut().zip(members) {
-            let Some((_, work)) = all.find(|(at, _)| *at == i) else {
-                continue;
-            };
-            let first = work.tokens.len().saturating_sub(1);
-            let input = match work.tokens {
-                [] => None,
-                _ => inputs.next(),
-            };
-            let Some(runner) = core.parts.last_mut() else {
-                continue;
-            };
-            rows.push(Row {
-                runner: &mut **runner,
-                tokens: &work.tokens[first..],
-                want: work.want,
-                mask: work.mask.take().map(|mask| mask as &mut MaskSource<'_>),
-                interrupt: work.interrupt,
-                residual: Residual {
-                    input: input.into(),
-                    output: None,
-                },
-            });
-        }
-        let of = |e: RowError| RowError {
-            row: e.row.map(|row| members[row]),
-            error: e.error,
-        };
-        last.submit(&mut rows, When::Now).map_err(of)?;
-        drop(rows);
+        choose_behind(&**last, (cores, works, members), &streams.before, width)?;
         let mut done = ArrayVec::new();
         let mut failed = Ok(());
         for (core, &i) in cores.iter_mut().zip(members) {
@@ -406,6 +341,102 @@ impl PartsWeights {
         failed.map(|()| done)
     }
 }
+/// The cores of a step, the works of all rows, and which of these are the cores'.
+type Members<'s, 'g, 'w, 'a> = (
+    &'s mut [MutexGuard<'g, Core>],
+    &'s mut [RowWork<'w, 'a>],
+    &'s [usize],
+);
+
+/// Has a part evaluate the last token of each that has one, from the streams before it to those behind it.
+///
+/// Apart from its caller for the sake of the stack, as its list of rows is long.
+#[inline(never)]
+fn evaluate_part(
+    (index, weights): (usize, &dyn Weights),
+    (cores, works, members): Members<'_, '_, '_, '_>,
+    streams: &mut Streams,
+    width: usize,
+) -> RowResult<()> {
+    let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+    let mut rows_of = ArrayVec::<usize, MAX_BATCH>::new();
+    let places = streams
+        .before
+        .chunks(width)
+        .zip(streams.behind.chunks_mut(width));
+    let with_token = cores.iter_mut().zip(members);
+    let with_token = with_token.filter(|(_, i)| !works[**i].tokens.is_empty());
+    for ((core, &i), (input, output)) in with_token.zip(places) {
+        let work = &works[i];
+        rows_of.push(i);
+        rows.push(Row {
+            runner: &mut *core.parts[index],
+            tokens: &work.tokens[work.tokens.len() - 1..],
+            want: Want::Evaluated,
+            mask: None,
+            interrupt: work.interrupt,
+            residual: Residual {
+                input: (index > 0).then_some(input).into(),
+                output: Some(output),
+            },
+        });
+    }
+    let of = |e: RowError| RowError {
+        row: e.row.map(|row| rows_of[row]),
+        error: e.error,
+    };
+    if !rows.is_empty() {
+        weights.submit(&mut rows, When::Now).map_err(of)?;
+    }
+    for (row, &i) in rows.iter_mut().zip(&rows_of) {
+        row.runner.poll(true).map_err(|e| RowError::of(i, e))?;
+    }
+    Ok(())
+}
+
+/// Has the last part do what is wanted of each, from the streams before it. The outcomes are to be polled.
+///
+/// Apart from its caller, as [`evaluate_part`].
+#[inline(never)]
+fn choose_behind(
+    weights: &dyn Weights,
+    (cores, works, members): Members<'_, '_, '_, '_>,
+    streams: &[f32],
+    width: usize,
+) -> RowResult<()> {
+    let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+    let mut inputs = streams.chunks(width);
+    let mut all = works.iter_mut().enumerate();
+    for (core, &i) in cores.iter_mut().zip(members) {
+        let Some((_, work)) = all.find(|(at, _)| *at == i) else {
+            continue;
+        };
+        let first = work.tokens.len().saturating_sub(1);
+        let input = match work.tokens {
+            [] => None,
+            _ => inputs.next(),
+        };
+        let Some(runner) = core.parts.last_mut() else {
+            continue;
+        };
+        rows.push(Row {
+            runner: &mut **runner,
+            tokens: &work.tokens[first..],
+            want: *work.want,
+            mask: work.mask.take().map(|mask| mask as &mut MaskSource<'_>),
+            interrupt: work.interrupt,
+            residual: Residual {
+                input: input.into(),
+                output: None,
+            },
+        });
+    }
+    let of = |e: RowError| RowError {
+        row: e.row.map(|row| members[row]),
+        error: e.error,
+    };
+    weights.submit(&mut rows, When::Now).map_err(of)
+}
 
 impl PartsWeights {
     /// The steps of sessions whose earlier tokens are evaluated, through all ranks: those with a token and caches of one type
@@ -414,11 +445,11 @@ impl PartsWeights {
         &self,
         ranks: &dyn Ranks,
         cores: &mut [MutexGuard<Core>],
-        works: &mut [RowWork<'_>],
+        works: &mut [RowWork<'_, '_>],
         members: &[usize],
     ) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
         let mut done: ArrayVec<Option<Done>, MAX_BATCH> = members.iter().map(|_| None).collect();
-        let mut of_members = ArrayVec::<(usize, &mut Core, &mut RowWork<'_>), MAX_BATCH>::new();
+        let mut of_members = ArrayVec::<(usize, &mut Core, &mut RowWork<'_, '_>), MAX_BATCH>::new();
         let works = works.iter_mut().enumerate();
         let works = works.filter(|(i, _)| members.contains(i));
         for ((at, core), (_, work)) in cores.iter_mut().enumerate().zip(works) {
@@ -464,7 +495,7 @@ impl PartsWeights {
                 continue;
             }
             for (at, core, work) in &mut together {
-                let Want::Choices { sampling, .. } = work.want else {
+                let Want::Choices { sampling, .. } = *work.want else {
                     continue;
                 };
                 let first = work.tokens.len().saturating_sub(1);

@@ -44,7 +44,7 @@ pub struct Member<'c, 'm> {
     /// Guesses of what follows, each of which is a row as well.
     pub drafts: &'m [u32],
     /// How it chooses. All members of a step choose, or none does.
-    pub sampling: Option<Sampling>,
+    pub sampling: Option<&'c Sampling>,
     /// Masks the choice.
     pub mask: Option<&'m mut MaskSource<'m>>,
     /// Ends the step.
@@ -78,13 +78,13 @@ enum Started {
 impl Member<'_, '_> {
     /// Brings the session to where the step begins, on a stream.
     fn prepare(&mut self, stream: &Arc<Stream>) -> Result<Ready> {
-        let sampling = self.sampling.unwrap_or(Sampling::GREEDY);
+        let sampling = self.sampling.unwrap_or(&Sampling::GREEDY);
         let (masked, interrupt) = (self.mask.is_some(), self.interrupt);
         if self.drafts.is_empty() {
             let token = Some(self.token);
             let prepared = self
                 .core
-                .prepare(stream, token, 1, &sampling, masked, interrupt)?;
+                .prepare(stream, token, 1, sampling, masked, interrupt)?;
             return Ok(Ready::Step(prepared));
         }
         self.core.reserve_step(self.drafts.len() + 1)?;
@@ -95,7 +95,7 @@ impl Member<'_, '_> {
         }
         let rows = self
             .core
-            .prepare_rows(stream, &tokens, &sampling, masked, interrupt)?;
+            .prepare_rows(stream, &tokens, sampling, masked, interrupt)?;
         Ok(Ready::Drafts(Box::new(rows)))
     }
 }

@@ -140,9 +140,9 @@ impl CudaRunner {
     }
 
     /// Does or starts the work of a row by itself.
-    pub(super) fn submit(&mut self, row: &mut RowWork<'_>, when: When) -> Result<()> {
+    pub(super) fn submit(&mut self, row: &mut RowWork<'_, '_>, when: When) -> Result<()> {
         let busy = Busy::new(&self.weights);
-        match row.want {
+        match *row.want {
             Want::Logits | Want::Evaluated if when == When::Background => {
                 if self.weights.plan().ends != (Front::Embeddings, true) {
                     fail!(Internal, "a part of a network works while its caller waits");
@@ -158,7 +158,7 @@ impl CudaRunner {
             }
             Want::Logits | Want::Evaluated => {
                 let with_logits = matches!(row.want, Want::Logits);
-                let residual = std::mem::take(&mut row.residual);
+                let residual = std::mem::take(row.residual);
                 let extension = Extension {
                     tokens: row.tokens,
                     residual,
@@ -177,7 +177,7 @@ impl CudaRunner {
                 let core = self.core()?;
                 core.notifies = when == When::Background;
                 let mask = row.mask.take().map(|m| m as &mut MaskSource<'_>);
-                let (tokens, residual) = (row.tokens, std::mem::take(&mut row.residual));
+                let (tokens, residual) = (row.tokens, std::mem::take(row.residual));
                 core.verify((tokens, drafts), residual, &sampling, mask, row.interrupt)?;
                 let mut core = self.take()?;
                 if when == When::Background {
@@ -186,14 +186,14 @@ impl CudaRunner {
                 self.work = Work::Drafts(core, Some(busy));
             }
             Want::Drafted { .. } => {
-                let residual = std::mem::take(&mut row.residual);
+                let residual = std::mem::take(row.residual);
                 self.core()?.draft(row.tokens, residual, row.interrupt)?;
                 self.keep_evaluated()?;
             }
             Want::Choices { count, sampling } => {
                 let core = self.core()?;
                 core.notifies = when == When::Background;
-                let residual = &mut row.residual;
+                let residual = &mut *row.residual;
                 let token = core.all_but_last(row.tokens, residual, row.interrupt)?;
                 if token.is_some() {
                     core.enter(residual.input, core.len())?;

@@ -361,7 +361,7 @@ impl CudaWeights {
     fn step_together(
         &self,
         runners: &mut [&mut CudaRunner],
-        works: &mut [RowWork<'_>],
+        works: &mut [RowWork<'_, '_>],
         rows: &[usize],
         kv_type: KvType,
     ) -> RowResult<()> {
@@ -403,10 +403,10 @@ impl CudaWeights {
         // Steps with caches of one type go together, and drafts with them as long as rows are free; rows that choose again, or have
         // more to do, go alone.
         let mut spare = MAX_BATCH - works.len();
-        let mut groups = ArrayVec::<((KvType, bool), ArrayVec<usize, MAX_BATCH>), 6>::new();
+        let mut kinds = ArrayVec::<Option<(KvType, bool)>, MAX_BATCH>::new();
         for (i, work) in works.iter().enumerate() {
             let drafts = drafts_of(work);
-            let chooses = match work.want {
+            let chooses = match *work.want {
                 // Those of a part go alone.
                 Want::Verified { .. } => {
                     let fits = work.tokens.len() > drafts && drafts <= spare;
@@ -415,24 +415,27 @@ impl CudaWeights {
                 want => want.is_one_choice() && !work.tokens.is_empty(),
             };
             let evaluates = matches!(work.want, Want::Evaluated) && work.tokens.len() == 1;
+            kinds.push(None);
             if when == When::Now && (chooses || evaluates) && self.of.is_none() {
                 let kv_type = runners[i].kv_type().map_err(|e| RowError::of(i, e))?;
-                let kind = (kv_type, chooses);
+                kinds[i] = Some((kv_type, chooses));
                 spare -= drafts;
-                match groups.iter_mut().find(|(k, _)| *k == kind) {
-                    Some((_, group)) => group.push(i),
-                    None => groups.push((kind, [i].into_iter().collect())),
-                }
             }
         }
-        groups.retain(|(_, group)| group.len() > 1);
-        let together = |i: usize| groups.iter().any(|(_, group)| group.contains(&i));
-        for i in (0..works.len()).filter(|i| !together(*i)) {
+        let kinds = &kinds[..];
+        let alike = |kind| (0..kinds.len()).filter(move |i| kinds[*i] == kind);
+        let together = |kind: &Option<_>| kind.is_some() && alike(*kind).nth(1).is_some();
+        for (i, _) in kinds.iter().enumerate().filter(|(_, k)| !together(k)) {
             let submitted = runners[i].submit(&mut works[i], when);
             submitted.map_err(|e| RowError::of(i, e))?;
         }
-        for ((kv_type, _), group) in &groups {
-            self.step_together(runners, works, group, *kv_type)?;
+        for (i, kind) in kinds.iter().enumerate().filter(|(_, k)| together(k)) {
+            if let Some((kv_type, _)) = *kind
+                && !kinds[..i].contains(kind)
+            {
+                let group: ArrayVec<usize, MAX_BATCH> = alike(*kind).collect();
+                self.step_together(runners, works, &group, kv_type)?;
+            }
         }
         Ok(())
     }
@@ -452,22 +455,25 @@ fn contexts(index: usize, options: &LoadOptions) -> Result<(Arc<Context>, Arc<Co
 }
 
 /// The drafts of a row.
-fn drafts_of(work: &RowWork<'_>) -> usize {
-    match work.want {
+fn drafts_of(work: &RowWork<'_, '_>) -> usize {
+    match *work.want {
         Want::Verified { drafts, .. } => drafts,
         _ => 0,
     }
 }
 
 /// A row of a batch.
-fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<Member<'c, 'm>> {
+fn member<'c, 'w: 'c, 'm>(
+    runner: &'c mut CudaRunner,
+    work: &mut RowWork<'w, 'm>,
+) -> Result<Member<'c, 'm>> {
     let sampling = match work.want {
         Want::Choices { sampling, .. } | Want::Verified { sampling, .. } => Some(sampling),
         _ => None,
     };
     let core = runner.core()?;
     let (known, drafts) = work.tokens.split_at(work.tokens.len() - drafts_of(work));
-    let residual = &mut work.residual;
+    let residual = &mut *work.residual;
     let Some(token) = core.all_but_last(known, residual, work.interrupt)? else {
         fail!(Internal, "a step of a batch without a token");
     };
@@ -478,7 +484,7 @@ fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<
         sampling,
         mask: work.mask.take(),
         interrupt: work.interrupt,
-        residual: std::mem::take(&mut work.residual),
+        residual: std::mem::take(work.residual),
     })
 }
 
