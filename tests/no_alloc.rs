@@ -9,7 +9,7 @@ use common::tiny_experts::{PLAIN, Variant};
 use common::work::{Driven, Step};
 use common::{hamlet, repository_file, tiny_experts};
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::{Outcome, Row, RunnerOptions, Want, Weights, When};
+use emberlm::backend::{MAX_BATCH, Outcome, Row, RunnerOptions, Want, Weights, When};
 use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::model::{Adaptable, AdapterSet, AdapterUse, Network};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -51,7 +51,7 @@ fn batches_allocate_nothing(network: &Network, adapters: Option<&Arc<AdapterSet>
             context: 600,
             ..Default::default()
         };
-        let mut runners: Vec<_> = (0..32)
+        let mut runners: Vec<_> = (0..MAX_BATCH)
             .map(|i| {
                 let mut runner = Driven::new(&weights, &options).unwrap();
                 let prompt = prompt(1 + 9 * i, network);
@@ -63,7 +63,7 @@ fn batches_allocate_nothing(network: &Network, adapters: Option<&Arc<AdapterSet>
             })
             .collect();
         let never = Arc::new(AtomicBool::new(false));
-        for n in [2, 7, 32] {
+        for n in [2, 7, MAX_BATCH] {
             let mut rows: Vec<Row> = Vec::new();
             for (i, driven) in runners[..n].iter_mut().enumerate() {
                 let sampling = Sampling {

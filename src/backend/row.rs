@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The most rows in a batch.
-pub const MAX_BATCH: usize = 32;
+pub const MAX_BATCH: usize = 64;
 
 /// The most drafts of a row.
 pub const MAX_DRAFTS: usize = 31;

@@ -1,6 +1,7 @@
 //! Queues, batches, forks and profiles of a backend that does one step at a time.
 
 use super::*;
+use crate::backend::MAX_BATCH;
 use crate::engine::fake::{Knobs, N_VOCAB};
 use crate::engine::speculate::{DraftContext, DraftOptions, DraftSource};
 use crate::panics::catch;
@@ -106,7 +107,7 @@ fn several(knobs: &Arc<Knobs>, n: usize) -> Vec<Session> {
             ..Default::default()
         };
         let mut s = Session::create(m.clone(), &options).unwrap();
-        s.prefill(&vec![i as u32; 1 + i % 5]).unwrap();
+        s.prefill(&vec![(i % N_VOCAB) as u32; 1 + i % 5]).unwrap();
         s
     };
     (0..n).map(create).collect()
@@ -139,7 +140,7 @@ fn started(sessions: &mut [Session]) -> Result<Vec<Result<u32>>> {
 
 #[test]
 fn a_batch_gives_what_each_session_gives_alone() {
-    for n in [1, 2, 32] {
+    for n in [1, 2, MAX_BATCH] {
         let mut alone = several(&Arc::default(), n);
         let mut together = several(&Arc::default(), n);
         for _ in 0..6 {
@@ -192,7 +193,7 @@ fn what_is_no_batch_is_refused() {
     for work in [results, started] {
         let e = work(&mut s).unwrap_err();
         assert_eq!((e.status, e.index), (Status::InvalidArgument, Some(3)));
-        for n in [0, 33] {
+        for n in [0, MAX_BATCH + 1] {
             let mut many = several(&Arc::default(), n);
             assert_eq!(status(work(&mut many)), Status::InvalidArgument);
         }

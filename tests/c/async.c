@@ -450,7 +450,7 @@ static void models(const char *path) {
     m.struct_size = sizeof m;
     OK(ember_session_info(session, &s, &err));
     OK(ember_model_info(again, &m, &err));
-    CHECK(s.vocab_size == m.vocab_size && m.max_batch >= 32);
+    CHECK(s.vocab_size == m.vocab_size && m.max_batch >= 64);
     STATUS(ember_session_model(session, NULL, &err), EMBER_NULL_POINTER);
     CHECK(ember_session_free(session) == EMBER_OK);
     works(again);

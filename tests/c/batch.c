@@ -2,7 +2,7 @@
 #include "check.h"
 
 #define N_VOCAB 1424
-#define N_SESSIONS 32
+#define N_SESSIONS 64
 #define N_ROUNDS 4
 
 static ember_error err;
@@ -65,7 +65,7 @@ static void bad_batches(const ember_model *model, const ember_model *other) {
     }
     STATUS(batch_ids(s, 0, tokens, &err), EMBER_INVALID_ARGUMENT);
     STATUS(batch_ids(s, N_SESSIONS + 1, tokens, &err), EMBER_INVALID_ARGUMENT);
-    SAYS("32");
+    SAYS("count is 65; a batch has 1 to 64 sessions");
     STATUS(batch_ids(NULL, 2, tokens, &err), EMBER_NULL_POINTER);
     STATUS(batch_ids(s, 2, NULL, &err), EMBER_NULL_POINTER);
     s[2] = s[0];

@@ -183,7 +183,7 @@ fn a_batch_has_the_bits_of_each_session_alone() {
 }
 
 #[test]
-fn thirty_two_sessions_with_different_caches_do_not_disturb_each_other() {
+fn as_many_sessions_as_there_can_be_do_not_disturb_each_other() {
     for (heads, kv_heads, ty, threads) in [
         (4, 2, TensorType::F32, 3),
         (3, 3, TensorType::BF16, 1),

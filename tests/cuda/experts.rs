@@ -122,7 +122,7 @@ fn cut(v: &Variant, network: &Network) {
                 .unwrap()
         })
         .collect();
-    for count in [2, 3, 5, 9, 17, MAX_BATCH] {
+    for count in [2, 3, 5, 9, 17, 32, 33, MAX_BATCH] {
         let mut runners: Vec<Driven> = (0..count)
             .map(|i| {
                 let mut r = runner(&weights, 128, KvType::F16);

@@ -6,7 +6,7 @@ use crate::common::work::{Driven, Step, step_batch_masked};
 use crate::gpu::*;
 use crate::model::{gpu, runner};
 use emberlm::backend::cuda::run::weights::CudaWeights;
-use emberlm::backend::{KvType, MaskSource};
+use emberlm::backend::{KvType, MAX_BATCH, MaskSource};
 use emberlm::engine::sampling::{
     Breakers, Dry, Input, Logprobs, Sampling, Scratch, TokenRules, choose,
 };
@@ -237,7 +237,9 @@ fn step_all(talks: &mut [Talk], masked: &[bool]) -> Vec<u32> {
 fn batched_steps() {
     let (weights, n_vocab) = weights();
     let go = Arc::new(AtomicBool::new(false));
-    let mut alone: Vec<Talk> = (0..11).map(|i| Talk::new(&weights, n_vocab, i)).collect();
+    let mut alone: Vec<Talk> = (0..MAX_BATCH)
+        .map(|i| Talk::new(&weights, n_vocab, i))
+        .collect();
     for (i, talk) in alone.iter_mut().enumerate() {
         for _ in 0..20 {
             let step = talk.step();
@@ -254,9 +256,11 @@ fn batched_steps() {
             talk.push(token.unwrap());
         }
     }
-    for with_masks in [true, false] {
-        let mut talks: Vec<Talk> = (0..11).map(|i| Talk::new(&weights, n_vocab, i)).collect();
-        let masked: Vec<bool> = (0..11).map(|i| with_masks && i % 4 == 1).collect();
+    for (count, with_masks) in [(11, true), (11, false), (MAX_BATCH, true)] {
+        let mut talks: Vec<Talk> = (0..count)
+            .map(|i| Talk::new(&weights, n_vocab, i))
+            .collect();
+        let masked: Vec<bool> = (0..count).map(|i| with_masks && i % 4 == 1).collect();
         for _ in 0..20 {
             let tokens = step_all(&mut talks, &masked);
             for (talk, token) in talks.iter_mut().zip(tokens) {
@@ -266,7 +270,9 @@ fn batched_steps() {
         }
         for (i, (talk, other)) in talks.iter().zip(&alone).enumerate() {
             if with_masks || i % 4 != 1 {
-                assert_eq!(talk.tokens, other.tokens, "session {i}");
+                assert_eq!(talk.tokens, other.tokens, "session {i} of {count}");
+                let (last, wanted) = (talk.runner.logprobs(), other.runner.logprobs());
+                assert_eq!(last, wanted, "session {i} of {count}");
             }
         }
     }

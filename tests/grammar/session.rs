@@ -4,7 +4,7 @@ use crate::common::{cpu, repository_file};
 use crate::random_schemas;
 use crate::support::{HAMLET, Random, Vocabulary};
 use emberlm::Status;
-use emberlm::backend::LoadOptions;
+use emberlm::backend::{LoadOptions, MAX_BATCH};
 use emberlm::engine::sampling::{Input, Sampling, Scratch, TokenRules, choose};
 use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::grammar::{Grammar, GrammarKind, GrammarOptions};
@@ -226,6 +226,78 @@ fn rewinds_forks_queues_and_batches_give_the_same() {
             .for_each(|(made, t)| made.push(t.unwrap()));
     }
     assert_eq!(made, expected);
+}
+
+/// Session number `i` of a full batch: a grammar, log-probabilities, both or neither, and settings of each kind.
+fn numbered(i: usize) -> Session {
+    let all = settings();
+    let sampling = Sampling {
+        seed: i as u64,
+        logprobs: (i % 3) as u32 * 2,
+        ..all[i % all.len()]
+    };
+    let mut session = session(sampling);
+    session.prefill(&prompt()[..4 + i % 20]).unwrap();
+    if i % 5 < 2 {
+        set(&mut session, NPC);
+    }
+    session
+}
+
+/// The bits of what a session says of its last choice.
+fn reported(session: &Session) -> Option<Vec<u32>> {
+    let logprobs = session.logprobs()?;
+    let top = logprobs.top.iter();
+    let top = top.flat_map(|(id, logprob)| [*id, logprob.to_bits()]);
+    Some([logprobs.chosen.to_bits()].into_iter().chain(top).collect())
+}
+
+#[test]
+fn each_of_a_full_batch_answers_as_alone() {
+    assert_eq!(MAX_BATCH, 64);
+    let mut together: Vec<Session> = (0..MAX_BATCH + 1).map(numbered).collect();
+    let mut alone: Vec<Session> = (0..MAX_BATCH).map(numbered).collect();
+    let too_many: &mut [&mut Session] = &mut together.iter_mut().collect::<Vec<_>>();
+    for refused in [
+        Session::decode_batch(too_many).map(drop),
+        Session::decode_batch_start(too_many),
+    ] {
+        let e = refused.unwrap_err();
+        assert_eq!(e.status, Status::InvalidArgument);
+        assert_eq!(e.message, "count is 65; a batch has 1 to 64 sessions");
+    }
+    together.truncate(MAX_BATCH);
+    let n_vocab = MODEL.details().n_vocab;
+    for round in 0..12 {
+        let mut batch: Vec<&mut Session> = together.iter_mut().collect();
+        let tokens: Vec<u32> = match round % 3 {
+            2 => {
+                Session::decode_batch_start(&mut batch).unwrap();
+                let poll = |session: &mut &mut Session| loop {
+                    if let Some(token) = session.decode_poll().unwrap() {
+                        break token;
+                    }
+                };
+                batch.iter_mut().map(poll).collect()
+            }
+            _ => {
+                let tokens = Session::decode_batch(&mut batch).unwrap();
+                tokens.into_iter().map(|token| token.unwrap()).collect()
+            }
+        };
+        for (i, (session, other)) in together.iter().zip(&mut alone).enumerate() {
+            assert_eq!(tokens[i], other.decode().unwrap(), "session {i}");
+            assert_eq!(reported(session), reported(other), "session {i}");
+        }
+    }
+    let logits = |session: &mut Session| -> Vec<u32> {
+        let mut logits = vec![0.0; n_vocab];
+        session.logits(&mut logits).unwrap();
+        logits.iter().map(|x| x.to_bits()).collect()
+    };
+    for (i, (session, other)) in together.iter_mut().zip(&mut alone).enumerate() {
+        assert!(logits(session) == logits(other), "logits of session {i}");
+    }
 }
 
 #[test]

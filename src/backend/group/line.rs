@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Bytes by which a rank shows that it has the id.
 pub const SECRET_BYTES: usize = 16;
 
-/// The most bytes of a frame: those of 32 rows are some thousand.
+/// The most bytes of a frame: those of 64 rows are some ten thousand.
 const MAX_FRAME: usize = 1 << 16;
 
 /// A connection to another rank.

@@ -255,7 +255,7 @@ mod tests {
             &[1.0, -1.0],
             &[0.9, 0.9, 0.9, -1.0],
             &[0.1; 8],
-            &[0.0; 31],
+            &[0.0; MAX_BATCH - 1],
         ];
         for right in batches {
             for row in [0.02, 0.25, 1.0] {
@@ -314,14 +314,17 @@ mod tests {
             batch.choose(seats, rows, MAX_BATCH - rows).drafts.to_vec()
         };
         assert_eq!(drafts(&mut batch, &[always, plain]), [6, 0]);
-        assert_eq!(drafts(&mut batch, &[always; 8]), [3; 8]);
-        assert_eq!(drafts(&mut batch, &[always; 32]), [0; 32]);
-        let mut mixed = [plain; 28];
+        assert_eq!(
+            drafts(&mut batch, &[always; MAX_BATCH / 4]),
+            [3; MAX_BATCH / 4]
+        );
+        assert_eq!(drafts(&mut batch, &[always; MAX_BATCH]), [0; MAX_BATCH]);
+        let mut mixed = [plain; MAX_BATCH - 4];
         mixed[3] = always;
-        mixed[20] = always;
+        mixed[40] = always;
         let shares = drafts(&mut batch, &mixed);
         assert_eq!(
-            (shares[3], shares[20], shares.iter().sum::<usize>()),
+            (shares[3], shares[40], shares.iter().sum::<usize>()),
             (2, 2, 4)
         );
     }
