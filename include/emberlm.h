@@ -2907,8 +2907,9 @@ ember_status ember_session_logprobs(struct ember_session *session,
 /**
  * Creates a session with an empty context. `options` may be NULL for the defaults. On a CPU, the memory for the whole
  * context is allocated here. On a GPU, address space for it is reserved, and calls that lengthen the context allocate device
- * memory for it. What the sessions of a model share is allocated by the first prefill and the first batch. The
- * new handle is written to `out` and has to be freed with `ember_session_free`. Any thread may call it.
+ * memory for it. What the sessions of a model share is allocated by the first prefill and the first batch, and on a GPU also by the first
+ * batch with more than 32 tokens in its pass, for which that of smaller ones is freed. The new handle is written to `out` and has to be
+ * freed with `ember_session_free`. Any thread may call it.
  *
  * A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
  * chooses: the set for long texts if it is longer than the context that the model was first trained
@@ -3256,7 +3257,7 @@ ember_status ember_decode_poll(struct ember_session *session,
  * Errors: before any work is done, with `tokens` unchanged, `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is
  * there twice, sessions of different models; `EMBER_INVALID_HANDLE`; `EMBER_BUSY`. Of single sessions:
  * `EMBER_DECODE_PENDING`, `EMBER_NO_INPUT`, `EMBER_CONTEXT_FULL`, `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR`;
- * `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch.
+ * `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch and, on a GPU, of the first with more than 32 tokens in its pass.
  */
 ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,

@@ -2,7 +2,7 @@
 
 use crate::common::repository_file;
 use crate::gpu::*;
-use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::backend::{DeviceKind, LoadOptions, MAX_BATCH};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::{Result, Status};
 use std::sync::Arc;
@@ -76,6 +76,22 @@ fn of_the_model() {
         loaded < with_batch && with_batch <= limit,
         "{loaded} {with_batch} {limit}"
     );
+    // The largest batch has memory in place of that of smaller ones, which it serves from then on.
+    let mut many: Vec<_> = (0..MAX_BATCH).map(|_| session(&limited).unwrap()).collect();
+    for (first, session) in many.iter_mut().enumerate() {
+        session.prefill(&[first as u32, 3, 4]).unwrap();
+    }
+    let mut together = || (0..2).map(|_| batch(&mut many).unwrap()).last();
+    let chosen = together().unwrap();
+    assert_eq!(chosen[1..3], tokens);
+    let with_largest = limited.weights().taken().model;
+    assert!(
+        with_batch < with_largest && with_largest <= limit,
+        "{with_batch} {with_largest} {limit}"
+    );
+    batch(&mut sessions).unwrap();
+    assert_eq!(limited.weights().taken().model, with_largest);
+    drop(many);
     // What went and comes back counts as before.
     limited.evict().unwrap();
     assert!(limited.weights().taken().model < loaded);

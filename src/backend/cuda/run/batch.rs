@@ -24,6 +24,9 @@ use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+/// Rows that there is memory for first. Most batches are no larger, and logits and attention take megabytes of each row.
+const FEW_ROWS: usize = 32;
+
 /// What batches with one type of KV cache need.
 pub struct Batch {
     /// By number of rows and kind of step, captured when they are first needed.
@@ -33,6 +36,8 @@ pub struct Batch {
     table: Buffer,
     stream: Arc<Stream>,
     kv: KvPlan,
+    /// Rows that there is memory for.
+    most: usize,
 }
 
 /// One of the sessions of a step.
@@ -76,6 +81,11 @@ enum Started {
 }
 
 impl Member<'_, '_> {
+    /// Rows that it has in a step.
+    pub fn rows(&self) -> usize {
+        1 + self.drafts.len()
+    }
+
     /// Brings the session to where the step begins, on a stream.
     fn prepare(&mut self, stream: &Arc<Stream>) -> Result<Ready> {
         let sampling = self.sampling.unwrap_or(&Sampling::GREEDY);
@@ -87,7 +97,7 @@ impl Member<'_, '_> {
                 .prepare(stream, token, 1, sampling, masked, interrupt)?;
             return Ok(Ready::Step(prepared));
         }
-        self.core.reserve_step(self.drafts.len() + 1)?;
+        self.core.reserve_step(self.rows())?;
         let mut tokens = ArrayVec::<u32, MAX_ROWS>::new();
         tokens.push(self.token);
         if tokens.try_extend_from_slice(self.drafts).is_err() {
@@ -101,25 +111,36 @@ impl Member<'_, '_> {
 }
 
 impl Batch {
-    /// Memory for the largest batch.
-    pub fn new(weights: &CudaWeights, kv_type: KvType) -> Result<Batch> {
+    /// Memory for steps of so many rows, and of some more.
+    pub fn new(weights: &CudaWeights, kv_type: KvType, rows: usize) -> Result<Batch> {
         let context = weights.context();
+        let most = if rows <= FEW_ROWS {
+            FEW_ROWS
+        } else {
+            MAX_BATCH
+        };
         let _current = context.enter()?;
         Ok(Batch {
             graphs: Vec::new(),
-            buffers: StepBuffers::new(context, weights.network(), MAX_BATCH as u32)?,
+            buffers: StepBuffers::new(context, weights.network(), most as u32)?,
             table: Buffer::new(context, 2 * MAX_BATCH * 8, "batch")?,
             stream: Arc::new(Stream::new(context, 0)?),
             kv: weights.plan().kv(kv_type)?,
+            most,
         })
     }
 
-    /// Whether it serves caches of this type.
-    pub fn serves(&self, kv_type: KvType) -> bool {
+    /// Whether it is for caches of this type.
+    pub fn is_for(&self, kv_type: KvType) -> bool {
         self.kv.kv_type == kv_type
     }
 
-    /// A step of 1 to [`MAX_BATCH`] rows of sessions with caches of this type, and the tokens that they
+    /// Whether there is memory for a step of so many rows.
+    pub fn has_room(&self, rows: usize) -> bool {
+        rows <= self.most
+    }
+
+    /// A step of rows of sessions with caches of this type, as many as there is room for, and the tokens that they
     /// choose, which those with drafts keep themselves; none where they do not. An error names the index of a member; others may have
     /// moved.
     pub fn step(
@@ -127,8 +148,8 @@ impl Batch {
         weights: &CudaWeights,
         members: &mut [Member<'_, '_>],
     ) -> RowResult<ArrayVec<Option<Chosen>, MAX_BATCH>> {
-        let n = members.iter().map(|m| 1 + m.drafts.len()).sum();
-        if n == 0 || n > MAX_BATCH {
+        let n = members.iter().map(Member::rows).sum();
+        if n == 0 || !self.has_room(n) {
             let message = format!("{n} rows in a batch");
             return Err(Error::new(Status::Internal, message).into());
         }
@@ -338,7 +359,7 @@ impl Batch {
                 let around = |accept: bool| match ending.rows.share_caches() {
                     // SAFETY: as below.
                     true => unsafe {
-                        let most = MAX_BATCH as u32;
+                        let most = self.most as u32;
                         eval.kernels.drafts(&self.stream, of_drafts, most, accept)
                     },
                     false => Ok(()),

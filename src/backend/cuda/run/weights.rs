@@ -371,11 +371,15 @@ impl CudaWeights {
             let member = member(runner, work).map_err(|e| RowError::of(i, e))?;
             members.push(member);
         }
+        let n = members.iter().map(Member::rows).sum();
         let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = match batches.iter().position(|b| b.serves(kv_type)) {
+        // What has too little memory gives it back first: estimates count that of the largest batch once.
+        batches.retain(|b| !b.is_for(kv_type) || b.has_room(n));
+        let at = match batches.iter().position(|b| b.is_for(kv_type)) {
             Some(at) => at,
             None => {
-                batches.push(Batch::new(self, kv_type)?);
+                let rows = if self.link.is_some() { MAX_BATCH } else { n };
+                batches.push(Batch::new(self, kv_type, rows)?);
                 batches.len() - 1
             }
         };
@@ -494,10 +498,10 @@ impl Weights for CudaWeights {
             fail!(Unsupported, "{NO_SESSIONS}");
         }
         if self.link.is_some() {
-            // What fails when work has begun leaves other ranks waiting.
+            // What fails when work has begun leaves other ranks waiting, as does memory that is given back.
             let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
-            if !batches.iter().any(|b| b.serves(options.kv_type)) {
-                batches.push(Batch::new(&self, options.kv_type)?);
+            if !batches.iter().any(|b| b.is_for(options.kv_type)) {
+                batches.push(Batch::new(&self, options.kv_type, MAX_BATCH)?);
             }
         }
         Ok(Box::new(CudaRunner::new(self, options)?))
