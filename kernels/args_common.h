@@ -320,7 +320,7 @@ struct QuantizeInputArgs {
     float* q8_scale;
     // `[rows][groups * 32]`, or NULL.
     float* f32;
-    // `[rows][groups * 32]`, tiled, or NULL.
+    // `[rows][groups * 32]`, tiled or for products of `columns` rows, or NULL.
     __half* f16;
     // `[rows]`: value = f16 * scale.
     float* f16_scale;
@@ -340,7 +340,9 @@ struct QuantizeInputArgs {
     // GATED, ACTIVATED, WEIGHTED.
     Activation activation;
     uint32_t gate_stride;
-    uint32_t padding;
+    // 0: f16 is tiled. Else arranged for products of that many rows: `[elements / 128][8 steps][columns / 8][2][8 rows][8]`. Elements 4 * s
+    // and 4 * s + 2 of the four groups in 128 are the first 8 of step s, 4 * s + 1 and 4 * s + 3 the second.
+    uint32_t columns;
 };
 
 // What a block adds to the residual stream where that is more than a product's output: its norm, or

@@ -15,6 +15,7 @@
 #include "expert_tiles.cuh"
 #include "halves.cuh"
 #include "hopper.cuh"
+#include "kept.cuh"
 #include "matmul.cuh"
 
 // A matrix in f16 stands beside the types of records.
@@ -76,62 +77,6 @@ template <uint32_t T> __device__ __forceinline__ void quick_halves(const Group& 
 __device__ __forceinline__ void copy_piece_if(bool wanted, uint32_t to, const void* from) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%0,0;\n@p cp.async.cg.shared.global [%1],[%2],16;\n}" ::"r"((uint32_t)wanted), "r"(to), "l"(from) : "memory");
 }
-
-// What a decoder asks for, kept until it comes: AskAhead loads, FromKept decodes.
-struct KeptWords {
-    uint32_t word[10];
-};
-struct AskAhead {
-    KeptWords& kept;
-    int at = 0;
-    __device__ __forceinline__ uint4 v4(const void* p) {
-        const uint4 v = FromCached::v4(p);
-        keep(v.x), keep(v.y), keep(v.z), keep(v.w);
-        return v;
-    }
-    __device__ __forceinline__ uint2 v2(const void* p) {
-        const uint2 v = FromCached::v2(p);
-        keep(v.x), keep(v.y);
-        return v;
-    }
-    __device__ __forceinline__ uint32_t u32(const void* p) { return keep(FromCached::u32(p)); }
-    __device__ __forceinline__ uint32_t u16(const void* p) { return keep(FromCached::u16(p)); }
-    __device__ __forceinline__ uint32_t u8(const void* p) { return keep(FromCached::u8(p)); }
-    __device__ __forceinline__ uint32_t keep(uint32_t v) { return kept.word[at++] = v; }
-};
-struct FromKept {
-    const KeptWords& kept;
-    int at = 0;
-    __device__ __forceinline__ uint4 v4(const void*) {
-        at += 4;
-        return make_uint4(kept.word[at - 4], kept.word[at - 3], kept.word[at - 2], kept.word[at - 1]);
-    }
-    __device__ __forceinline__ uint2 v2(const void*) {
-        at += 2;
-        return make_uint2(kept.word[at - 2], kept.word[at - 1]);
-    }
-    __device__ __forceinline__ uint32_t u32(const void*) { return kept.word[at++]; }
-    __device__ __forceinline__ uint32_t u16(const void*) { return kept.word[at++]; }
-    __device__ __forceinline__ uint32_t u8(const void*) { return kept.word[at++]; }
-};
-
-// A thread's group of a stage: its place in its record, and what has been asked of it.
-template <uint32_t T> struct KeptGroup {
-    static constexpr uint32_t BEYOND = ~0u;  // the end of the row
-    KeptWords words;
-    uint32_t group;
-    __device__ __forceinline__ void ask(const uint8_t* record, uint32_t its, uint32_t groups) {
-        group = its < groups ? its : BEYOND;
-        if (group == BEYOND) return;
-        AskAhead from{words};
-        Group unused;
-        Codec<T>::template decode<AskAhead&>(record, its, groups, unused, from);
-    }
-    __device__ __forceinline__ void decode(Group& o) const {
-        FromKept from{words};
-        Codec<T>::template decode<FromKept&>(NULL, group, 0, o, from);
-    }
-};
 
 // The tiles that a block does, one after the other. Where the next one lies is asked for when one is begun.
 struct ExpertWalk {

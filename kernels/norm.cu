@@ -1,6 +1,7 @@
 // Producers of a matrix product's input: norm, activation or a plain copy, written in the forms that
 // the products read: int8 with a scale per 32 elements, f32, or f16 with one power-of-two scale per row.
 // And what some networks do with a product's output.
+#include "args_batch_f16.h"
 #include "args_common.h"
 #include "activation.cuh"
 #include "matmul.cuh"
@@ -69,8 +70,22 @@ __device__ __forceinline__ int f16_exponent(float largest) {
 }
 __device__ __forceinline__ float power(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }
 
+// How many elements of a row are written in f16: what it is filled up to.
+__device__ __forceinline__ uint32_t f16_width(const QuantizeInputArgs& a) {
+    const uint32_t unit = a.columns ? F16_BATCH_K : TILE_K;
+    return (a.groups * 32 + unit - 1) / unit * unit;
+}
+
 // Four values in f16, from element `i` of a row on.
 __device__ __forceinline__ void store_f16(const QuantizeInputArgs& a, uint32_t row, uint32_t i, uint32_t k_tiles, float4 v, float inverse) {
+    if (a.columns) {
+        const uint32_t step = i % 32 / 4, group = i / 32 % 4;
+        const __half2 even = __floats2half2_rn(v.x * inverse, v.z * inverse), odd = __floats2half2_rn(v.y * inverse, v.w * inverse);
+        __half2* to = (__half2*)(a.f16 + ((uint64_t)(i / F16_BATCH_K) * 8 + step) * a.columns * 16 + row / 8 * 128 + row % 8 * 8) + group;
+        to[0] = even;
+        to[32] = odd;
+        return;
+    }
     __half2 lo = __floats2half2_rn(v.x * inverse, v.y * inverse), hi = __floats2half2_rn(v.z * inverse, v.w * inverse);
     *(uint2*)((uint8_t*)a.f16 + tiled(row, i & ~7u, k_tiles) + (i & 4) * 2) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
 }
@@ -78,7 +93,10 @@ __device__ __forceinline__ void store_f16(const QuantizeInputArgs& a, uint32_t r
 // A row in f16 that fits the block's registers, so that it is read once.
 __device__ __forceinline__ void f16_row(const QuantizeInputArgs& a, uint32_t row, uint32_t k_tiles, float* scratch) {
     const float* x = a.x + (uint64_t)row * a.x_stride;
-    const uint32_t step = blockDim.x * 4, first = threadIdx.x * 4, end = k_tiles * TILE_K, width = a.groups * 32;
+    const uint32_t step = blockDim.x * 4, first = threadIdx.x * 4, end = f16_width(a), width = a.groups * 32;
+    // The first weights of a norm come before the row is there.
+    float4 weight = make_float4(0, 0, 0, 0);
+    if (a.norm.weight && first < a.len) weight = *(const float4*)(a.norm.weight + first);
     wait_for_producers();
     float4 v[4];
 #pragma unroll
@@ -140,6 +158,11 @@ __device__ __forceinline__ void f16_row(const QuantizeInputArgs& a, uint32_t row
         for (int i = 0; i < 4; i++) {
             const uint32_t at = i * step + first;
             if (at >= a.len) break;
+            if (i == 0 && !a.norm.bias) {
+                v[i] = make_float4(__fmul_rn(__fmul_rn(v[i].x - sums.mean, sums.scale), weight.x), __fmul_rn(__fmul_rn(v[i].y - sums.mean, sums.scale), weight.y),
+                                   __fmul_rn(__fmul_rn(v[i].z - sums.mean, sums.scale), weight.z), __fmul_rn(__fmul_rn(v[i].w - sums.mean, sums.scale), weight.w));
+                continue;
+            }
             v[i] = make_float4(normed(a.norm, at, v[i].x, sums), normed(a.norm, at + 1, v[i].y, sums),
                                normed(a.norm, at + 2, v[i].z, sums), normed(a.norm, at + 3, v[i].w, sums));
         }
@@ -166,7 +189,7 @@ __device__ __forceinline__ void f16_row(const QuantizeInputArgs& a, uint32_t row
 }
 
 // Grid (parts, rows): part p of a row handles elements from p * 4 * blockDim.x on in steps of
-// gridDim.x * 4 * blockDim.x. Norms and f16 outputs look at the whole row and need gridDim.x = 1.
+// gridDim.x * 4 * blockDim.x. Norms, and f16 outputs whose largest value is not known, look at the whole row and need gridDim.x = 1.
 // Four elements a thread, so 8 lanes share a group. blockDim.x is a multiple of 32.
 extern "C" __global__ void __launch_bounds__(1024) quantize_input(const __grid_constant__ QuantizeInputArgs a) {
     STATIC_SHARED(Scratch, scratch);
@@ -179,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantize_input(const __grid_c
         return;
     }
     const uint32_t k_tiles = tiles_of(width, TILE_K);
-    if (a.f16 && !a.q8 && k_tiles * TILE_K <= blockDim.x * 16 && a.len % 4 == 0 && a.x_stride % 4 == 0) {
+    if (a.f16 && !a.q8 && gridDim.x == 1 && f16_width(a) <= blockDim.x * 16 && a.len % 4 == 0 && a.x_stride % 4 == 0) {
         f16_row(a, row, k_tiles, scratch);
         return;
     }
@@ -189,10 +212,14 @@ extern "C" __global__ void __launch_bounds__(1024) quantize_input(const __grid_c
     float inverse = 1.0f;
     if (a.f16) {
         float largest = 0.0f;
-        for (uint32_t i = first; i < a.len; i += step)
+        if (a.largest) {
+            largest = a.largest[row];
+        } else {
+            for (uint32_t i = first; i < a.len; i += step)
 #pragma unroll
-            for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(value(a, x, row, i + j, sums)));
-        largest = block_max(largest, scratch);
+                for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(value(a, x, row, i + j, sums)));
+            largest = block_max(largest, scratch);
+        }
         const int e = f16_exponent(largest);
         inverse = power(-e);
         if (threadIdx.x == 0) {
@@ -201,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantize_input(const __grid_c
         }
     }
     // Whole warps stay in the loop together: a warp covers 128. Tiles are filled up with zeros.
-    const uint32_t end = a.f16 ? k_tiles * TILE_K : width;
+    const uint32_t end = a.f16 ? f16_width(a) : width;
     for (uint32_t base = first - (threadIdx.x & 31) * 4; base < end; base += step) {
         uint32_t i = base + (threadIdx.x & 31) * 4;
         float v[4];

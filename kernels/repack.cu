@@ -1,4 +1,5 @@
 // Weights: from the blocks of a file to records (blocks.cuh), and from records to plain f16.
+#include "args_batch_f16.h"
 #include "args_common.h"
 #include "blocks.cuh"
 #include "halves.cuh"
@@ -337,4 +338,42 @@ extern "C" __global__ void __launch_bounds__(256) unpack_f32(const __grid_consta
             for (int i = 0; i < 8; i++) to[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
         });
     });
+}
+
+// Of the records of some rows. 256 threads.
+extern "C" __global__ void __launch_bounds__(256) largest_weight(const __grid_constant__ LargestArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const UnpackPlace at(a.groups);
+    if (at.row >= a.rows) return;
+    UnpackArgs records = {};
+    records.matrix = a.matrix;
+    records.groups = a.groups;
+    records.matrix_rows = a.matrix_rows;
+    records.first_row = a.first_row;
+    float largest = 0.0f;
+    if (at.group < a.groups)
+        for_type(a.type, [&]<uint32_t T>() {
+            if constexpr (!is_float(T))
+                with_group<T>(records, at, [&](const uint8_t* r, uint32_t g, uint32_t n) {
+                    Group o;
+                    Codec<T>::template decode<FromGlobal>(r, g, n, o);
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        // At least 1, for the scale must fit, too.
+                        int number = 1;
+#pragma unroll
+                        for (int i = 0; i < 16; i++) {
+                            const uint32_t byte = o.w[h * 4 + i / 4] >> i % 4 * 8 & 0xff;
+                            number = max(number, abs(Codec<T>::OFFSET ? (int)byte - Codec<T>::OFFSET : (int)(int8_t)byte));
+                        }
+                        const float bound = fabsf(o.d[h]) * (float)number + (Codec<T>::MINS ? fabsf(o.m[h]) : 0.0f);
+                        largest = largest_or_nan(largest, bound);
+                    }
+                });
+        });
+#pragma unroll
+    for (int o = 16; o; o >>= 1) largest = largest_or_nan(largest, __shfl_xor_sync(~0u, largest, o));
+    // Floats that are not negative are in the order of their bits, and what is not a number is above all.
+    if ((threadIdx.x & 31) == 0) atomicMax((uint32_t*)a.largest, __float_as_uint(largest));
 }

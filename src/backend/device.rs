@@ -79,6 +79,8 @@ pub struct LoadOptions {
     pub host_experts: usize,
     /// Load the head that guesses further tokens, too, if the model has one.
     pub draft_heads: bool,
+    /// Steps of many sessions have products in f16, where a GPU has kernels for that: a row's bits then depend on how many there are.
+    pub f16_batches: bool,
     /// What a GPU has evaluated by the host, for a network with such layers.
     pub host_part: Option<HostPart>,
 }

@@ -193,7 +193,7 @@ fn quantize_input_is_right() {
                 clear: 0,
                 gate: dx.address() + len as u64 * 4,
                 gate_stride: stride as u32,
-                padding: 0,
+                columns: 0,
                 x_stride: stride as u32,
                 len: len as u32,
                 groups: n_groups as u32,

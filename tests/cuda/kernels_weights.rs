@@ -5,7 +5,7 @@ use crate::gpu::*;
 use emberlm::backend::cuda::driver::Buffer;
 use emberlm::backend::cuda::launch::args;
 use emberlm::backend::cuda::launch::matrix::{
-    self, Inputs, Matrix, MatrixSegment, groups, matrix_bytes, repack_args,
+    self, Inputs, Matrix, MatrixSegment, groups, largest_args, matrix_bytes, repack_args,
 };
 use emberlm::backend::cuda::launch::record::{RecordType, codebooks};
 use emberlm::quant::{TensorType, dequantize_row};
@@ -30,6 +30,29 @@ pub struct TestMatrix {
     pub matrix: Matrix,
     pub values: Vec<f32>,
     _memory: Vec<Buffer>,
+}
+
+impl TestMatrix {
+    /// Gives a matrix of one type other blocks.
+    pub fn fill(&mut self, ty: TensorType, raw: &[u8]) {
+        let row_len = self.values.len() / self.matrix.rows as usize;
+        let mut row = vec![0.0; row_len];
+        self.values.clear();
+        for r in raw.chunks(ty.row_bytes(row_len).unwrap()) {
+            dequantize_row(ty, r, &mut row);
+            self.values.extend(&row);
+        }
+        let (device, books) = (upload(raw), upload(&codebooks()));
+        let (segment, n_groups) = (&self.matrix.segments[0], self.matrix.groups);
+        self._memory[1].write(0, &[0f32]).unwrap();
+        let (at, rows) = (device.address(), self.matrix.rows);
+        let args = repack_args(segment, ty, books.address(), n_groups, at, row_len, 0, rows);
+        let bound = largest_args(segment, n_groups, 0, rows);
+        with_stream(|stream| unsafe {
+            kernels().repack(stream, &args).unwrap();
+            kernels().largest_weight(stream, &bound).unwrap();
+        });
+    }
 }
 
 /// Matrices above each other: (type, rows) of each; with a bias if asked for.
@@ -58,13 +81,14 @@ pub fn test_matrix(
         }
         let record = RecordType::of(ty);
         let bytes = matrix_bytes(record, n_groups, rows as u32);
-        let memory = poisoned(bytes as usize);
+        let (memory, largest) = (poisoned(bytes as usize), upload(&[0f32]));
         let segment = MatrixSegment {
             address: memory.address(),
             ty: record,
             rows: rows as u32,
             out_offset: t.matrix.rows,
             bytes,
+            largest: largest.address(),
         };
         let device_raw = upload(&raw);
         let books = upload(&codebooks());
@@ -84,13 +108,17 @@ pub fn test_matrix(
                         first as u32,
                         n as u32,
                     );
-                    unsafe { kernels().repack(stream, &args).unwrap() };
+                    let bound = largest_args(&segment, n_groups, first as u32, n as u32);
+                    unsafe {
+                        kernels().repack(stream, &args).unwrap();
+                        kernels().largest_weight(stream, &bound).unwrap();
+                    }
                 }
             }
         });
         t.matrix.rows += rows as u32;
         t.matrix.segments.push(segment);
-        t._memory.push(memory);
+        t._memory.extend([memory, largest]);
     }
     let mut biases = Vec::new();
     if bias {
@@ -337,6 +365,7 @@ pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
             q8: q8.address(),
             q8_scale: scale.address(),
             f32: f32.address(),
+            ..Inputs::default()
         },
         x,
         rounded,

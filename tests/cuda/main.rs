@@ -5,6 +5,7 @@
 mod common;
 
 mod adapters;
+mod batch_f16;
 mod drafts;
 mod embed;
 mod experts;
@@ -55,6 +56,7 @@ fn main() {
     }
     let mut tests: Vec<(String, Box<dyn FnOnce() + Send>)> = Vec::new();
     kernels_weights::tests(&mut tests);
+    batch_f16::tests(&mut tests);
     kernels_norm::tests(&mut tests);
     kernels_matmul::tests(&mut tests);
     kernels_experts::tests(&mut tests);

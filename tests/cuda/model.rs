@@ -84,7 +84,8 @@ pub fn after_prefixes(
         .collect()
 }
 
-fn best(logits: &[f32]) -> usize {
+/// The token with the largest logit.
+pub fn best(logits: &[f32]) -> usize {
     (0..logits.len())
         .max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
         .unwrap()

@@ -8,6 +8,7 @@
 )]
 
 mod adapters;
+mod batch_f16;
 mod common;
 mod experts;
 mod heads;
@@ -21,6 +22,7 @@ mod streams;
 mod texts;
 
 pub use adapters::*;
+pub use batch_f16::*;
 pub use common::*;
 pub use experts::*;
 pub use heads::*;

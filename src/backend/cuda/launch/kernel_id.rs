@@ -32,7 +32,7 @@ macro_rules! kernels {
 
 kernels! {
     plain {
-        repack: Repack repack, Unpack unpack, UnpackF32 unpack_f32;
+        repack: Repack repack, Unpack unpack, UnpackF32 unpack_f32, LargestWeight largest_weight;
         embed: Embed embed, LayerInputs layer_inputs;
         norm: QuantizeInput quantize_input, ResidualAdd residual_add, NormParts norm_parts, FinishLogits finish_logits;
         rope: RopeAppend rope_append;
@@ -67,6 +67,8 @@ kernels! {
         Matvec { types: Types, rows: usize } => (types.file("matvec"), format!("matvec_{types}_{rows}"));
         /// Of up to `rows` rows of input, by tensor cores.
         MatvecBatch { types: Types, rows: usize } => (types.file("matvec_batch"), format!("matvec_batch_{types}_{rows}"));
+        /// Of up to `columns` rows of input in f16, by warpgroups.
+        BatchF16 { types: Types, columns: u32 } => (types.file("batch_f16"), format!("batch_f16_{types}_{columns}"));
         /// Of one row of input. Blocks have rows by turns where `spread`.
         Product { kind: ProductKind, spread: bool, types: Types } => (
             match kind { ProductKind::Linked => "product_linked".into(), _ => types.file("product") },
@@ -229,6 +231,7 @@ mod tests {
         for types in Types::quantized() {
             all.extend([1, 4].map(|rows| Matvec { types, rows }));
             all.extend([8, 16, 32].map(|rows| MatvecBatch { types, rows }));
+            all.extend([32, 64].map(|columns| BatchF16 { types, columns }));
             all.extend([2, 4].map(|rows| ProductFew { types, rows }));
             all.push(ProductOfTwo { types });
         }

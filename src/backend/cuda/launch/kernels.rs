@@ -70,6 +70,7 @@ impl Kernels {
         }
         self.find_matvecs()?;
         self.find_batches()?;
+        self.find_f16_batches()?;
         Ok(())
     }
 
@@ -96,7 +97,7 @@ impl Kernels {
     }
 
     /// Whether products of many rows go by warpgroups.
-    pub(in crate::backend::cuda) fn has_wgmma(&self) -> bool {
+    pub fn has_wgmma(&self) -> bool {
         self.wgmma
     }
 
@@ -239,10 +240,14 @@ impl Kernels {
         let whole_row = args.norm.weight != 0 || args.f16 != 0;
         let width = args.groups * 32;
         let threads = width.div_ceil(4).next_multiple_of(32);
-        let (parts, threads) = if args.f16 != 0 {
+        let (parts, threads) = if args.columns != 0 && args.largest != 0 {
+            (width.div_ceil(1024), threads.min(256))
+        } else if args.f16 != 0 {
             // Sixteen elements a thread stay in registers. Short rows have small blocks, of which a multiprocessor holds many: it
             // takes that many bytes on their way.
-            let threads = width.div_ceil(16).next_multiple_of(32);
+            // The few rows of a step are done as fast as can be.
+            let each = if args.columns != 0 { 4 } else { 16 };
+            let threads = width.div_ceil(each).next_multiple_of(32);
             (1, threads.clamp(64, QUANTIZE_INPUT_THREADS))
         } else if whole_row {
             // Rows of a decode step fit half a block's registers, which leaves room beside it.

@@ -56,6 +56,8 @@ pub struct MatrixSegment {
     pub out_offset: u32,
     /// Bytes of all records.
     pub bytes: u64,
+    /// Where a bound of the weights is, as [`args::Largest`] says.
+    pub largest: u64,
 }
 
 impl MatrixSegment {
@@ -113,6 +115,7 @@ impl Matrix {
         Forms {
             q8: self.segments.iter().any(|s| !s.ty.is_float()),
             f32: self.segments.iter().any(|s| s.ty.is_float()),
+            f16: false,
         }
     }
 
@@ -154,6 +157,8 @@ pub struct Forms {
     pub q8: bool,
     /// f32.
     pub f32: bool,
+    /// f16 with a scale per row, for products of many rows.
+    pub f16: bool,
 }
 
 /// Addresses of a product's input rows, in the forms that were written.
@@ -165,15 +170,22 @@ pub struct Inputs {
     pub q8_scale: u64,
     /// f32, `[rows][groups * 32]`.
     pub f32: u64,
+    /// f16, as [`args::QuantizeInput`] says.
+    pub f16: u64,
+    /// f32, `[rows]`.
+    pub f16_scale: u64,
+    /// f32, `[rows]`: the largest value of each row that is to become f16, where a product keeps it.
+    pub largest: u64,
 }
 
 impl Inputs {
-    /// Room for rows that have so many groups together, in every form.
+    /// Room for rows that have so many groups together, in every form but f16.
     pub fn place(arena: &mut Arena, groups: u64) -> Inputs {
         Inputs {
             q8: arena.array::<i8>(groups * 32),
             q8_scale: arena.array::<f32>(groups),
             f32: arena.array::<f32>(groups * 32),
+            ..Inputs::default()
         }
     }
 
@@ -184,6 +196,9 @@ impl Inputs {
             q8: or_none(self.q8, wanted.q8),
             q8_scale: or_none(self.q8_scale, wanted.q8),
             f32: or_none(self.f32, wanted.f32),
+            f16: or_none(self.f16, wanted.f16),
+            f16_scale: or_none(self.f16_scale, wanted.f16),
+            largest: or_none(self.largest, wanted.f16),
         }
     }
 }
@@ -243,6 +258,25 @@ pub fn repack_args(
         rows,
         values: grid.values,
         factor: grid.factor,
+        padding: 0,
+    }
+}
+
+/// The arguments that look for the largest weights of `rows` rows of a segment from row `first_row` on.
+pub fn largest_args(
+    segment: &MatrixSegment,
+    groups: u32,
+    first_row: u32,
+    rows: u32,
+) -> args::Largest {
+    args::Largest {
+        matrix: segment.address,
+        largest: segment.largest,
+        ty: segment.ty.number(),
+        groups,
+        matrix_rows: segment.rows,
+        first_row,
+        rows,
         padding: 0,
     }
 }

@@ -5,6 +5,7 @@
 pub mod adapters;
 pub mod args;
 pub mod attention;
+pub mod batch_f16;
 mod drafts;
 pub mod experts;
 pub mod feed_forward;

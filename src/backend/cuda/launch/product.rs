@@ -564,6 +564,7 @@ mod tests {
             rows,
             out_offset: 0,
             bytes: 0,
+            largest: 0,
         };
         let share = |segments: &[MatrixSegment], halves| {
             share_blocks(&segments.iter().collect::<Vec<_>>(), halves, 132)

@@ -73,6 +73,7 @@ impl Kernels {
                     q8: input.q8 + row * width,
                     q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
                     f32: input.f32 + row * width * 4,
+                    ..Inputs::default()
                 };
                 let out = out + row * u64::from(out_stride) * 4;
                 let residual = match residual {

@@ -193,6 +193,7 @@ impl Jobs {
                 rows,
                 out_offset: fused.rows,
                 bytes,
+                largest: self.vector(vec![0.0]),
             };
             let mut first_row = 0;
             for part in same {

@@ -171,6 +171,8 @@ pub struct Plan {
     pub linears: Vec<AdaptedLinear>,
     /// What embedding and head are, which a head that guesses further tokens may share.
     tables: [(TensorId, bool); 2],
+    /// Steps of many sessions have products in f16.
+    pub f16_batches: bool,
     /// Bytes of the whole allocation.
     pub bytes: u64,
 }
@@ -478,6 +480,7 @@ impl Plan {
             linears: std::mem::take(&mut jobs.linears.found),
             tables: [own_embedding, network.head.clone()]
                 .map(|l| (l.weight.id(), l.bias.is_none())),
+            f16_batches: false,
             bytes: jobs.bytes,
         };
         Ok((plan, jobs))

@@ -21,6 +21,7 @@ use crate::backend::cuda::driver::{Buffer, Context};
 use crate::backend::cuda::launch::adapters::Adapters;
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::attention::RowsOf;
+use crate::backend::cuda::launch::batch_f16;
 use crate::backend::cuda::launch::experts::ExpertsPlan;
 use crate::backend::cuda::launch::feed_forward::MlpPlan;
 use crate::backend::cuda::launch::matrix::{Inputs, Matrix};
@@ -64,7 +65,10 @@ impl StepPlaces {
         let h = n * u64::from(h_stride);
         let residual = arena.array::<f32>(h);
         let branch = arena.array::<f32>(if plan.has_branch() { h } else { 0 });
-        let inputs = Inputs::place(arena, n * u64::from(plan.widest_input()));
+        let mut inputs = Inputs::place(arena, n * u64::from(plan.widest_input()));
+        if plan.f16_batches {
+            batch_f16::place(arena, &mut inputs, rows, plan.widest_input());
+        }
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
         let part = arena.array::<f32>(h);
         let other_residual = arena.array::<f32>(u64::from(h_stride));

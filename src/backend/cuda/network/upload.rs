@@ -6,7 +6,7 @@ use super::jobs::{Jobs, MatrixJob, RowsJob};
 use crate::backend::Progress;
 use crate::backend::cuda::driver::{Buffer, Event, Pinned, Range, Stream};
 use crate::backend::cuda::launch::kernels::Kernels;
-use crate::backend::cuda::launch::matrix::repack_args;
+use crate::backend::cuda::launch::matrix::{largest_args, repack_args};
 use crate::backend::cuda::launch::record;
 use crate::error::{Error, Result, try_vec};
 use crate::quant::dequantize_row;
@@ -270,12 +270,17 @@ fn run(
                 first_row,
                 piece.rows as u32,
             );
+            let (job, rows) = (piece.job, piece.rows as u32);
+            let largest = largest_args(&job.segment, job.groups, first_row, rows);
             let bytes = staged.len();
             // SAFETY: the piece fits the slot, which nothing uses before the event; the segment lies
             // within the weights' memory, and both outlive the synchronization below.
             unsafe {
                 stream.copy_in(device.address(), host.pointer(), bytes)?;
                 kernels.repack(stream, &args)?;
+                if kernels.has_wgmma() {
+                    kernels.largest_weight(stream, &largest)?;
+                }
             }
             event.record(stream)?;
             done.fetch_add(bytes as u64, Ordering::Relaxed);

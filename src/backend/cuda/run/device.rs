@@ -81,9 +81,11 @@ fn estimate_beside(
     index: usize,
     of: Option<&Plan>,
     network: &Network,
-    runner: &RunnerOptions,
+    (load, runner): (&LoadOptions, &RunnerOptions),
 ) -> Result<Estimate> {
-    let (plan, jobs) = Plan::beside(of, network, 0)?;
+    let (mut plan, jobs) = Plan::beside(of, network, 0)?;
+    let hopper = driver::properties(index).map_or(true, |p| p.capability == (9, 0));
+    plan.f16_batches = load.f16_batches && of.is_none() && hopper;
     let kv = plan.kv(runner.kv_type)?;
     // Where there is no GPU to ask, that of an H200.
     let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
@@ -136,10 +138,10 @@ impl Backend for CudaBackend {
         &self,
         index: usize,
         network: &Network,
-        _load: &LoadOptions,
+        load: &LoadOptions,
         runner: &RunnerOptions,
     ) -> Result<Estimate> {
-        estimate_beside(index, None, network, runner)
+        estimate_beside(index, None, network, (load, runner))
     }
 
     fn estimate_predictor(
@@ -147,10 +149,10 @@ impl Backend for CudaBackend {
         index: usize,
         (network, head): (&Network, &Network),
         states: usize,
-        (_, runner): (&LoadOptions, &RunnerOptions),
+        options: (&LoadOptions, &RunnerOptions),
     ) -> Result<Estimate> {
         let (of, _) = Plan::new(network, 0)?;
-        let e = estimate_beside(index, Some(&of), head, runner)?;
+        let e = estimate_beside(index, Some(&of), head, options)?;
         let kept = self.states_bytes(network.hidden, states) + self.states_bytes(network.hidden, 1);
         Ok(Estimate {
             session_workspace_bytes: e.session_workspace_bytes.saturating_add(kept),

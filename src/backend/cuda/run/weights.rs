@@ -129,7 +129,9 @@ impl CudaWeights {
     ) -> Result<Arc<CudaWeights>> {
         let (of_model, of_sessions) = contexts(index, options)?;
         let sessions = (of_sessions, options.host_part.clone());
-        CudaWeights::load_charging(&of_model, sessions, network, progress).map(Arc::new)
+        let mut weights = CudaWeights::load_charging(&of_model, sessions, network, progress)?;
+        weights.choose_batches(options);
+        Ok(Arc::new(weights))
     }
 
     /// Brings a network onto several devices, each of which has a share of every layer.
@@ -158,8 +160,9 @@ impl CudaWeights {
             let of_sessions = of_model.charging(account)?;
             let (before, part) = (i as f32 / count as f32, 1.0 / count as f32);
             let mut progress = |done: f32| progress(before + part * done.clamp(0.0, 1.0));
-            let weights =
+            let mut weights =
                 CudaWeights::load_charging(of_model, (of_sessions, None), &share, &mut progress)?;
+            weights.choose_batches(options);
             ranks.push(weights);
         }
         let (links, group) = Link::all(&contexts, &cuts, meeting)?;
@@ -190,7 +193,13 @@ impl CudaWeights {
             })?;
         let (link, ranks) = Link::apart(&of_model, &cut, meeting, &mut || progress(LOADED))?;
         weights.link = Some(link);
+        weights.choose_batches(options);
         Ok((vec![Arc::new(weights)], ranks))
+    }
+
+    /// Decides how batches are evaluated.
+    fn choose_batches(&mut self, options: &LoadOptions) {
+        self.plan.f16_batches = options.f16_batches && self.kernels.has_wgmma();
     }
 
     /// The same with an opened device.

@@ -375,7 +375,7 @@ pub struct QuantizeInput {
     pub q8_scale: Ptr<f32>,
     /// `[rows][groups * 32]`, or NULL.
     pub f32: Ptr<f32>,
-    /// `[rows][groups * 32]`, tiled, or NULL.
+    /// `[rows][groups * 32]`, tiled or for products of `columns` rows, or NULL.
     pub f16: Ptr<Half>,
     /// `[rows]`: value = f16 * scale.
     pub f16_scale: Ptr<f32>,
@@ -395,7 +395,9 @@ pub struct QuantizeInput {
     /// GATED, ACTIVATED, WEIGHTED.
     pub activation: Activation,
     pub gate_stride: u32,
-    pub padding: u32,
+    /// 0: f16 is tiled. Else arranged for products of that many rows: `[elements / 128][8 steps][columns / 8][2][8 rows][8]`. Elements 4 * s
+    /// and 4 * s + 2 of the four groups in 128 are the first 8 of step s, 4 * s + 1 and 4 * s + 3 the second.
+    pub columns: u32,
 }
 
 /// `ResidualAddArgs`.

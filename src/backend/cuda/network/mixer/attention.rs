@@ -313,11 +313,13 @@ impl StepOperations<'_> {
         let (at, qkv) = (&b.at().attention, b.at().rows.wide);
         let heads = &attention.heads;
         let forms = match attention.output_norm {
+            // Never in f16, which needs the largest value of a row first: a kernel more costs what the product would gain.
             None if !heads.finishes() => attention.output.forms(),
             // What the norm or another kernel reads.
             _ => Forms {
                 q8: false,
                 f32: true,
+                f16: false,
             },
         };
         let inputs = b.at().inputs.only(forms);
@@ -387,7 +389,7 @@ impl StepOperations<'_> {
             return self.row_input(qkv, heads.result_len(), norm, &attention.output);
         }
         let Some(norm) = attention.output_norm else {
-            return Ok(RowInput::Rounded(b.at().inputs));
+            return Ok(RowInput::Rounded(inputs));
         };
         // Rows of norms may take the place of what they are of.
         self.row_input(attended, heads.result_len(), Some(norm), &attention.output)

@@ -65,7 +65,8 @@ impl StepOperations<'_> {
                 kernels.sparse_mixer(stream, e, choice, 1)?;
             }
             self.mark(Work::GateUp, 0)?;
-            return self.input(norm, e.router.groups(), e.up.forms());
+            self.input(norm, e.router.groups(), e.up.forms())?;
+            return Ok(());
         }
         if let Some(row) = self.one_row(norm, e) {
             // The shared expert may need it in other forms.
@@ -88,11 +89,13 @@ impl StepOperations<'_> {
             q8: e.own_width.is_none() && readers.any(|m| m.forms().q8),
             // The router reads f32.
             f32: true,
+            f16: false,
         };
         if let Some(own) = e.router_norm {
             let only = Forms {
                 q8: false,
                 f32: true,
+                f16: false,
             };
             self.input(Some(own), e.router.groups(), only)?;
         } else {
@@ -145,7 +148,7 @@ impl StepOperations<'_> {
         }
         let first = e.first_matrices();
         if let Some(width) = e.own_width {
-            self.rounded(at.rows.wide, width, None, &e.up)?;
+            self.rounded_to(at.rows.wide, width, None, (e.up.groups, e.up.forms()))?;
         }
         if self.takes_pairs(e) {
             let input = PairInput::Rows(at.inputs, e.n_used);

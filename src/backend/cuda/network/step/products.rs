@@ -4,8 +4,10 @@ use super::StepOperations;
 use crate::backend::Work;
 use crate::backend::cuda::launch::adapters::{AdaptedInput, Adapters};
 use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::attention::RowsOf;
+use crate::backend::cuda::launch::batch_f16;
 use crate::backend::cuda::launch::feed_forward::MlpPlan;
-use crate::backend::cuda::launch::matrix::{Forms, Matrix};
+use crate::backend::cuda::launch::matrix::{Forms, Inputs, Matrix};
 use crate::backend::cuda::launch::own_input::LayerInputPlan;
 use crate::backend::cuda::launch::product::{Finish, Product, RowInput};
 use crate::backend::cuda::launch::span::Span;
@@ -21,6 +23,9 @@ impl StepOperations<'_> {
                 if let Some(inner) = self.fused_mlp(norm, mlp)? {
                     return Ok(inner);
                 }
+                if let Some(inner) = self.gated_f16(norm, mlp)? {
+                    return Ok(inner);
+                }
                 self.normed(norm, &mlp.up, at.rows.wide)?;
             }
             MlpInput::OfExperts(norm) => {
@@ -30,15 +35,42 @@ impl StepOperations<'_> {
                 {
                     return Ok(inner);
                 }
-                self.matvec(&mlp.up, at.rows.wide, 0)?;
+                let inputs = at.inputs.only(mlp.up.forms());
+                self.matvec(&mlp.up, &inputs, at.rows.wide, 0)?;
             }
         }
         self.mark(Work::GateUp, mlp.up.bytes())?;
         // SAFETY: *workspace*, which `self` promises.
         unsafe { self.eval.sparse_gates(&at.rows, mlp, self.batch)? };
-        self.activate(mlp)?;
+        let inputs = self.activate(mlp)?;
         self.mark(Work::Norm, 0)?;
-        Ok(RowInput::Rounded(at.inputs))
+        Ok(RowInput::Rounded(inputs))
+    }
+
+    /// The same in f16, where one product does the gate as well.
+    fn gated_f16(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<Option<RowInput>> {
+        let (at, e) = (self.buffers.at(), &self.eval);
+        let forms = [&mlp.up, &mlp.down].map(|matrix| self.forms(matrix));
+        if !forms.iter().all(|forms| forms.f16) || !e.kernels.gates_f16(mlp) {
+            return Ok(None);
+        }
+        self.settle()?;
+        let inputs = self.input(norm, mlp.up.groups, forms[0])?;
+        self.mark(Work::Norm, 0)?;
+        let (wide, gate) = (at.rows.wide, Some(mlp.activation));
+        let to = (wide.address, wide.stride, 0);
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input was written for as many columns.
+        unsafe { (e.kernels).product_f16(e.stream, &mlp.up, &inputs, to, self.batch, gate)? };
+        self.mark(Work::GateUp, mlp.up.bytes())?;
+        let inner = args::QuantizeInput {
+            source: args::Source::Copy as u32,
+            largest: inputs.largest,
+            ..self.written(&inputs, mlp.inner(&at.rows))
+        };
+        // SAFETY: addresses of the *workspace*, likewise.
+        unsafe { e.kernels.quantize_input(e.stream, &inner, self.batch)? };
+        self.mark(Work::Norm, 0)?;
+        Ok(Some(RowInput::Rounded(inputs)))
     }
 
     /// The same by one kernel, if there is one and another for the last product that reads what it
@@ -97,9 +129,9 @@ impl StepOperations<'_> {
             return self.product_of(matrix, &input, out, 0);
         }
         self.settle()?;
-        self.input(norm, matrix.groups, matrix.forms())?;
+        let inputs = self.input(norm, matrix.groups, self.forms(matrix))?;
         self.mark(Work::Norm, 0)?;
-        self.matvec(matrix, out, 0)
+        self.matvec(matrix, &inputs, out, 0)
     }
 
     /// `out = matrix * input + residual`; without it where that is 0.
@@ -110,8 +142,8 @@ impl StepOperations<'_> {
         out: Span,
         residual: u64,
     ) -> Result<()> {
-        if let RowInput::Rounded(_) = input {
-            return self.matvec(matrix, out, residual);
+        if let RowInput::Rounded(inputs) = input {
+            return self.matvec(matrix, inputs, out, residual);
         }
         let product = Product {
             matrix,
@@ -168,8 +200,58 @@ impl StepOperations<'_> {
         Ok(true)
     }
 
+    /// The forms in which a product of this step reads its input.
+    pub(in crate::backend::cuda) fn forms(&self, matrix: &Matrix) -> Forms {
+        let e = &self.eval;
+        let many = self.batch >= batch_f16::FROM && self.rows_of == RowsOf::Sessions;
+        let takes = many && matches!(e.adapters, Adapters::None) && e.kernels.takes_f16(matrix);
+        match takes && self.buffers.at().inputs.f16 != 0 {
+            true => Forms {
+                q8: false,
+                f32: false,
+                f16: true,
+            },
+            false => matrix.forms(),
+        }
+    }
+
+    /// Where an input comes in the forms that `inputs` has places for.
+    fn writes(&self, inputs: &Inputs) -> args::QuantizeInput {
+        args::QuantizeInput {
+            q8: inputs.q8,
+            q8_scale: inputs.q8_scale,
+            f32: inputs.f32,
+            f16: inputs.f16,
+            f16_scale: inputs.f16_scale,
+            columns: match inputs.f16 {
+                0 => 0,
+                _ => batch_f16::columns(self.batch).unwrap_or_default(),
+            },
+            ..Default::default()
+        }
+    }
+
+    /// The arguments that write an input there.
+    fn written(&self, inputs: &Inputs, made: args::QuantizeInput) -> args::QuantizeInput {
+        let to = self.writes(inputs);
+        args::QuantizeInput {
+            q8: to.q8,
+            q8_scale: to.q8_scale,
+            f32: to.f32,
+            f16: to.f16,
+            f16_scale: to.f16_scale,
+            columns: to.columns,
+            ..made
+        }
+    }
+
     /// The input of a product, as rows of `groups` groups in these forms: the residual stream or its norm.
-    pub(super) fn input(&self, norm: Option<args::Norm>, groups: u32, forms: Forms) -> Result<()> {
+    pub(super) fn input(
+        &self,
+        norm: Option<args::Norm>,
+        groups: u32,
+        forms: Forms,
+    ) -> Result<Inputs> {
         let (at, hidden) = (self.buffers.at(), self.eval.plan.hidden);
         let residual = self.rows().residual;
         let inputs = at.inputs.only(forms);
@@ -180,40 +262,35 @@ impl StepOperations<'_> {
         let quantize_input = args::QuantizeInput {
             x: residual.address,
             norm: norm.unwrap_or_default(),
-            q8: inputs.q8,
-            q8_scale: inputs.q8_scale,
-            f32: inputs.f32,
             x_stride: residual.stride,
             len: hidden,
             groups,
             source: source as u32,
             inverse_len: 1.0 / hidden as f32,
-            ..Default::default()
+            clear: inputs.largest,
+            ..self.writes(&inputs)
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
             let e = &self.eval;
             e.kernels
-                .quantize_input(e.stream, &quantize_input, self.batch)
+                .quantize_input(e.stream, &quantize_input, self.batch)?;
         }
+        Ok(inputs)
     }
 
     /// The input of a feed-forward part's last product, from the outputs of its first.
-    fn activate(&self, mlp: &MlpPlan) -> Result<()> {
+    fn activate(&self, mlp: &MlpPlan) -> Result<Inputs> {
         let at = self.buffers.at();
-        let inputs = at.inputs.only(mlp.down.forms());
-        let quantize_input = args::QuantizeInput {
-            q8: inputs.q8,
-            q8_scale: inputs.q8_scale,
-            f32: inputs.f32,
-            ..mlp.inner(&at.rows)
-        };
+        let inputs = at.inputs.only(self.forms(&mlp.down));
+        let quantize_input = self.written(&inputs, mlp.inner(&at.rows));
         // SAFETY: addresses of the *workspace*, which `self` promises.
         unsafe {
             let e = &self.eval;
             e.kernels
-                .quantize_input(e.stream, &quantize_input, self.batch)
+                .quantize_input(e.stream, &quantize_input, self.batch)?;
         }
+        Ok(inputs)
     }
 
     /// The same by the product of the gate, if there are kernels that do both products with inputs of their own.
@@ -251,19 +328,14 @@ impl StepOperations<'_> {
     /// The input of the projection of a layer's own input, from what its gate has left.
     pub(super) fn weighted_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
         let (e, at) = (&self.eval, self.buffers.at());
-        let inputs = at.inputs.only(own.projection.forms());
-        let quantize_input = args::QuantizeInput {
-            q8: inputs.q8,
-            q8_scale: inputs.q8_scale,
-            f32: inputs.f32,
-            ..own.weighted(layer, &at.rows)
-        };
+        let inputs = at.inputs.only(self.forms(&own.projection));
+        let quantize_input = self.written(&inputs, own.weighted(layer, &at.rows));
         // SAFETY: addresses of the *workspace*, which `self` promises.
         unsafe {
             e.kernels
                 .quantize_input(e.stream, &quantize_input, self.batch)?
         };
-        Ok(RowInput::Rounded(at.inputs))
+        Ok(RowInput::Rounded(inputs))
     }
 
     /// Rows of `len` floats, or their norm, as the input of a product: as they are, if its kernel
@@ -276,15 +348,14 @@ impl StepOperations<'_> {
         matrix: &Matrix,
     ) -> Result<RowInput> {
         let x = rows.address;
-        let (e, at) = (&self.eval, self.buffers.at());
+        let e = &self.eval;
         if self.batch == 1
             && self.adds_adapters(matrix)
             && e.kernels.makes_input(matrix, norm.is_some(), len, 1, 1)
         {
             return Ok(RowInput::Row { x, norm });
         }
-        self.rounded(rows, len, norm, matrix)?;
-        Ok(RowInput::Rounded(at.inputs))
+        Ok(RowInput::Rounded(self.rounded(rows, len, norm, matrix)?))
     }
 
     /// Rows of `len` floats, or their norm, in the forms that a matrix reads.
@@ -294,9 +365,20 @@ impl StepOperations<'_> {
         len: u32,
         norm: Option<args::Norm>,
         matrix: &Matrix,
-    ) -> Result<()> {
+    ) -> Result<Inputs> {
+        self.rounded_to(rows, len, norm, (matrix.groups, self.forms(matrix)))
+    }
+
+    /// The same as rows of so many groups in these forms.
+    pub(super) fn rounded_to(
+        &self,
+        rows: Span,
+        len: u32,
+        norm: Option<args::Norm>,
+        (groups, forms): (u32, Forms),
+    ) -> Result<Inputs> {
         let (e, at) = (&self.eval, self.buffers.at());
-        let inputs = at.inputs.only(matrix.forms());
+        let inputs = at.inputs.only(forms);
         let source = match norm {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
@@ -305,21 +387,19 @@ impl StepOperations<'_> {
             x: rows.address,
             norm: norm.unwrap_or_default(),
             inverse_len: 1.0 / len as f32,
-            q8: inputs.q8,
-            q8_scale: inputs.q8_scale,
-            f32: inputs.f32,
             x_stride: rows.stride,
             len,
-            groups: matrix.groups,
+            groups,
             source: source as u32,
-            ..Default::default()
+            ..self.writes(&inputs)
         };
         // SAFETY: addresses of the *workspace*, which `self` promises.
         unsafe {
             e.kernels
                 .quantize_input(e.stream, &quantize_input, self.batch)?
         };
-        self.mark(Work::Norm, 0)
+        self.mark(Work::Norm, 0)?;
+        Ok(inputs)
     }
 
     /// Whether a kernel that makes the input of a product adds what adapters have for it, if there may be some.
@@ -341,13 +421,20 @@ impl StepOperations<'_> {
     }
 
     /// `out = matrix * input + residual`, of the input that is there, with what adapters add; without residual where that is 0.
-    fn matvec(&self, matrix: &Matrix, out: Span, residual: u64) -> Result<()> {
-        let (e, inputs) = (&self.eval, self.buffers.at().inputs);
+    fn matvec(&self, matrix: &Matrix, inputs: &Inputs, out: Span, residual: u64) -> Result<()> {
+        let e = &self.eval;
+        if inputs.f16 != 0 {
+            let to = (out.address, out.stride, residual);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input was written for as many columns.
+            return unsafe {
+                (e.kernels).product_f16(e.stream, matrix, inputs, to, self.batch, None)
+            };
+        }
         if e.adapts(matrix) && self.batch == 1 && self.adds_adapters(matrix) {
             let product = Product {
                 matrix,
                 rows: 1,
-                input: RowInput::Rounded(inputs),
+                input: RowInput::Rounded(*inputs),
                 finish: Finish::Plain { residual },
                 out: out.address,
                 stride: out.stride,
@@ -367,7 +454,7 @@ impl StepOperations<'_> {
             e.kernels.matvec(
                 e.stream,
                 matrix,
-                &inputs,
+                inputs,
                 out.address,
                 out.stride,
                 residual,

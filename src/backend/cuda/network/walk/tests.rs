@@ -44,6 +44,7 @@ fn matrix(name: &str) -> Matrix {
             rows: 1,
             out_offset: 0,
             bytes: 100 * (place as u64 + 1),
+            largest: 0,
         }],
         ..Matrix::default()
     }
