@@ -207,6 +207,7 @@ struct ModelOptions {
     ember_split split = EMBER_SPLIT_LAYERS;        ///< how they share the model
     std::uint32_t cpu_expert_layers = 0; ///< layers of a model on a GPU whose experts stay on the CPU; UINT32_MAX: all
     bool draft_heads = false; ///< the model's own heads are loaded, for Session::draft_by_heads
+    bool f16_batches = false; ///< steps of more than 16 sessions in f16 on some GPUs: EMBER_MODEL_F16_BATCHES
     const Group *group = nullptr; ///< a group of processes that have the model together; it must live until the call has returned
 };
 
@@ -371,7 +372,8 @@ struct CModelOptions {
         c.split = options.split;
         c.cpu_expert_layers = options.cpu_expert_layers;
         c.group = options.group != nullptr ? options.group->get() : nullptr;
-        c.flags = options.draft_heads ? std::uint32_t(EMBER_MODEL_DRAFT_HEADS) : 0;
+        c.flags = (options.draft_heads ? std::uint32_t(EMBER_MODEL_DRAFT_HEADS) : 0) |
+                  (options.f16_batches ? std::uint32_t(EMBER_MODEL_F16_BATCHES) : 0);
         c.device_layers = options.device_layers.empty() ? nullptr : options.device_layers.data();
         if (options.cuda_context != nullptr) {
             cuda.kind = EMBER_CHAIN_CUDA_MODEL;

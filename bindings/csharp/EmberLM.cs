@@ -290,6 +290,8 @@ namespace EmberLM
 
         /// <summary>Loads the model's own heads, for DraftSource.Heads.</summary>
         public bool DraftHeads;
+        /// <summary>Steps of more than 16 sessions in f16 on some GPUs: EMBER_MODEL_F16_BATCHES.</summary>
+        public bool F16Batches;
 
         /// <summary>A group of processes that have the model together, or null.</summary>
         public Group Group;
@@ -308,7 +310,7 @@ namespace EmberLM
                 memory_limit = MemoryLimit, session_memory_limit = SessionMemoryLimit,
                 devices = devices, device_count = deviceCount, device_layers = memory.Tokens(DeviceLayers, out _),
                 group = Group == null ? IntPtr.Zero : Group.Handle.DangerousGetHandle(),
-                split = (uint)Split, cpu_expert_layers = (uint)CpuExpertLayers, flags = DraftHeads ? (uint)ModelFlags.DraftHeads : 0,
+                split = (uint)Split, cpu_expert_layers = (uint)CpuExpertLayers, flags = (DraftHeads ? (uint)ModelFlags.DraftHeads : 0) | (F16Batches ? (uint)ModelFlags.F16Batches : 0),
                 progress = Progress != null ? Callback.ProgressPointer : IntPtr.Zero, user = user,
             };
         }

@@ -1029,6 +1029,7 @@ namespace EmberLM
     {
         NeverWait = 1,
         DraftHeads = 2,
+        F16Batches = 4,
     }
 
     /// <summary>enum ember_generate_end</summary>

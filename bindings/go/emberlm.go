@@ -256,6 +256,7 @@ type ModelOptions struct {
 	Split                 Split                        // how they share the model
 	CPUExpertLayers       int                          // layers of a model on a GPU whose experts stay on the CPU; math.MaxUint32 for all
 	DraftHeads            bool                         // loads the model's own heads, for DraftsHeads
+	F16Batches            bool                         // steps of more than 16 sessions in f16 on some GPUs: EMBER_MODEL_F16_BATCHES
 	Group                 *Group                       // a group of processes that have the model together, or nil
 	Progress              func(fraction float32) error // hears how far the load is; an error ends it
 }
@@ -275,7 +276,10 @@ func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {
 		*(*C.uintptr_t)(unsafe.Pointer(&c.group)) = o.Group.get()
 	}
 	if o.DraftHeads {
-		c.flags = C.EMBER_MODEL_DRAFT_HEADS
+		c.flags |= C.EMBER_MODEL_DRAFT_HEADS
+	}
+	if o.F16Batches {
+		c.flags |= C.EMBER_MODEL_F16_BATCHES
 	}
 	if len(o.DeviceLayers) > 0 {
 		// A number for each device; those that are missing are 0.

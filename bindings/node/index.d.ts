@@ -22,6 +22,8 @@ export interface ModelOptions {
   cpuExpertLayers?: number;
   /** Loads the model's own heads, for EMBER_DRAFTS_HEADS. */
   draftHeads?: boolean;
+  /** Steps of more than 16 sessions in f16 on some GPUs: EMBER_MODEL_F16_BATCHES. */
+  f16Batches?: boolean;
   /** A group of processes that have the model together. */
   group?: Group;
   /** Hears how far the load is, from 0 to 1; false ends it. */

@@ -164,7 +164,7 @@ const modelOptions = (o = {}) => {
     device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0,
     memory_limit: o.memoryLimit || 0, session_memory_limit: o.sessionMemoryLimit || 0,
     group: o.group ? o.group._raw : 0,
-    split: o.split || 0, cpu_expert_layers: o.cpuExpertLayers || 0, flags: o.draftHeads ? constants.EMBER_MODEL_DRAFT_HEADS : 0, devices: ids(devices), device_count: devices.length, device_layers: layers ? ids(layers) : null,
+    split: o.split || 0, cpu_expert_layers: o.cpuExpertLayers || 0, flags: (o.draftHeads ? constants.EMBER_MODEL_DRAFT_HEADS : 0) | (o.f16Batches ? constants.EMBER_MODEL_F16_BATCHES : 0), devices: ids(devices), device_count: devices.length, device_layers: layers ? ids(layers) : null,
   });
 };
 // Options of GPUs behind others, if there are any: the bytes of a struct.

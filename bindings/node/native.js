@@ -145,6 +145,7 @@ const constants = Object.freeze({
   // enum ember_model_flags
   EMBER_MODEL_NEVER_WAIT: 1,
   EMBER_MODEL_DRAFT_HEADS: 2,
+  EMBER_MODEL_F16_BATCHES: 4,
   // enum ember_generate_end
   EMBER_END_LIMIT: 1,
   EMBER_END_TOKEN: 2,

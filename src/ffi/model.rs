@@ -182,6 +182,12 @@ pub enum ember_model_flags {
     /// The flag has no effect on a model without heads. Of several heads, the first one is loaded. `ember_model_estimate` includes the
     /// head and what a session has for its drafts.
     EMBER_MODEL_DRAFT_HEADS = 2,
+    /// Steps of more than 16 sessions together (`ember_decode_batch`, `ember_decode_batch_start`) have most of their products with quantized
+    /// weights on f16 tensor cores in place of int8 ones. That is faster, and closer to exact results. But without this flag, a session's
+    /// results do not depend on the others in its batch; with it, their last bits depend on whether more than 16 sessions share a step, and on
+    /// nothing else of the others. Steps with drafts or adapters stay as they are, and so do the experts of mixtures. Only for NVIDIA GPUs of
+    /// compute capability 9.0; ignored elsewhere. Since 0.1.0.
+    EMBER_MODEL_F16_BATCHES = 4,
 }
 
 // SAFETY: `repr(C)`; ten numbers of 4 bytes, two u64 and twelve words have no padding, with words of 4 bytes neither; zero is a value of
@@ -220,7 +226,8 @@ impl ember_model_options {
         let cuda = unsafe { read_chain::<ember_cuda_model_options>(self.next, Self::NAME) }?;
         let never_wait = ember_model_flags::EMBER_MODEL_NEVER_WAIT as u32;
         let draft_heads = ember_model_flags::EMBER_MODEL_DRAFT_HEADS as u32;
-        check_flags(self.flags, never_wait | draft_heads)?;
+        let f16_batches = ember_model_flags::EMBER_MODEL_F16_BATCHES as u32;
+        check_flags(self.flags, never_wait | draft_heads | f16_batches)?;
         let mut placement = Placement::with_priority(self.thread_priority);
         // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
         let cpus = unsafe { slice(self.cpus, self.cpu_count, "cpus") }?;
@@ -253,6 +260,7 @@ impl ember_model_options {
             nccl: false,
             host_experts: self.cpu_expert_layers as usize,
             draft_heads: self.flags & draft_heads != 0,
+            f16_batches: self.flags & f16_batches != 0,
             host_part: None,
         };
         Ok((options, user))

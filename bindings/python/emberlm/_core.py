@@ -257,10 +257,10 @@ class Speculation:
 def _model_options(
     device: int, threads: int, weights: int, files: int, memory_limit: int = 0, session_memory_limit: int = 0,
     devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = 0, cpu_expert_layers: int = 0,
-    draft_heads: bool = False, group: Group | None = None,
+    draft_heads: bool = False, group: Group | None = None, f16_batches: bool = False,
 ) -> Any:  # fmt: skip
     c = sized(_abi.ember_model_options)
-    c.flags = _abi.ModelFlags.DRAFT_HEADS if draft_heads else 0
+    c.flags = (_abi.ModelFlags.DRAFT_HEADS if draft_heads else 0) | (_abi.ModelFlags.F16_BATCHES if f16_batches else 0)
     c.group = group._raw if group is not None else None
     c.device, c.threads, c.weights, c.files, c.split = device, threads, weights, files, split
     c.memory_limit, c.session_memory_limit, c.cpu_expert_layers = memory_limit, session_memory_limit, cpu_expert_layers
@@ -294,13 +294,13 @@ def _session_options(context: int, kv_type: int, stream_priority: int, mark_inte
 def estimate(
     path: Path, *, device: int = 0, weights: int = 0, files: int = 0, context: int = 0, kv_type: int = 0, memory_limit: int = 0,
     devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = 0, cpu_expert_layers: int = 0,
-    part: int | None = None, draft_heads: bool = False,
+    part: int | None = None, draft_heads: bool = False, f16_batches: bool = False,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of memory that a model and a session of it would take, or one part of a model that several devices share."""
     encoded = _encode(path)
     out = sized(_abi.ember_estimate)
     shares = (devices, device_layers, split, cpu_expert_layers)
-    model = _model_options(device, 0, weights, files, memory_limit, 0, *shares, draft_heads)
+    model = _model_options(device, 0, weights, files, memory_limit, 0, *shares, draft_heads, None, f16_batches)
     session = _session_options(context, kv_type, 0, 0, None)
     options = (encoded, len(encoded), ctypes.byref(model), ctypes.byref(session))
     if part is None:
@@ -436,15 +436,17 @@ class Model(_Handle):
         self, path: Path, *, device: int = 0, threads: int = 0, weights: int = _abi.Weights.KEEP, files: int = _abi.Files.MAPPED,
         progress: Callable[[float], bool | None] | None = None, memory_limit: int = 0, session_memory_limit: int = 0,
         devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = _abi.Split.LAYERS,
-        cpu_expert_layers: int = 0, draft_heads: bool = False, group: Group | None = None,
+        cpu_expert_layers: int = 0, draft_heads: bool = False, group: Group | None = None, f16_batches: bool = False,
     ) -> None:  # fmt: skip
         """`progress` hears how far the load is, from 0 to 1; False ends it with Status.CANCELLED. The limits are bytes: of a GPU's
         memory for the model, and of the device's for all its sessions. `devices` share the layers, `device_layers` on each, or by
         the GPUs' memory; with Split.TENSORS, they share each layer. The experts of `cpu_expert_layers` of a model on a GPU stay on the
-        CPU; 0xffffffff for all. `draft_heads` loads the model's own heads for DraftSource.HEADS. With `group`, this is one rank's share of the model."""
+        CPU; 0xffffffff for all. `draft_heads` loads the model's own heads for DraftSource.HEADS. With `group`, this is one rank's share of the model. With
+        `f16_batches`, steps of more than 16 sessions are faster on some GPUs, but a result's last bits depend on whether so many share its step."""
         encoded = _encode(path)
         shares = (devices, device_layers, split, cpu_expert_layers)
-        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit, *shares, draft_heads, group)
+        limits = (memory_limit, session_memory_limit)
+        options = _model_options(device, threads, weights, files, *limits, *shares, draft_heads, group, f16_batches)
         self._load(progress, options, lib.ember_model_load, encoded, len(encoded))
 
     def _load(self, progress: Callable[[float], bool | None] | None, options: Any, function: Any, *arguments: Any,

@@ -39,6 +39,7 @@ Measurement:
   --devices LIST     devices that share the layers of the model, the first layers' first, e.g. 0,1
   --layers LIST      layers on each of --devices, 0 for those that are left (default: by the GPUs' memory)
   --split HOW        how --devices share a model: layers (default) or tensors
+  --f16-batches      batches of more than 16 sessions have products in f16 (EMBER_MODEL_F16_BATCHES)
   --nccl             with --split tensors, by NCCL also where the GPUs reach each other's memory
   --threads N        threads of the model (default: the library's choice, all physical cores)
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
@@ -142,6 +143,8 @@ pub struct Args {
     pub device: usize,
     /// They have shares of every layer.
     pub by_tensors: bool,
+    /// Large batches have products in f16.
+    pub f16_batches: bool,
     /// By NCCL.
     pub nccl: bool,
     /// The devices that share the layers, if several do.
@@ -280,6 +283,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut write_only = false;
     let mut device = 0;
     let mut by_tensors = false;
+    let mut f16_batches = false;
     let mut nccl = false;
     let (mut devices, mut layers) = (Vec::new(), Vec::new());
     let mut memory_limit_mib = 0;
@@ -355,6 +359,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                     return Err(format!("--split is layers or tensors, not {other:?}").into());
                 }
             },
+            Long("f16-batches") => f16_batches = true,
             Long("nccl") => nccl = true,
             Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
             Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
@@ -473,6 +478,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         .copied()
         .unwrap_or(device),
         by_tensors,
+        f16_batches,
         nccl,
         split: shares
             .map(|(&device, layers)| Share { device, layers })

@@ -112,6 +112,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
                 split: args.split.clone(),
                 by_tensors: args.by_tensors,
                 draft_heads: args.speculate.contains(&Drafts::Heads),
+                f16_batches: args.f16_batches,
                 nccl: args.nccl,
                 ..Default::default()
             },
