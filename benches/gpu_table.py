@@ -5,7 +5,7 @@ usage: gpu_table.py EMBER_BENCH HAMLET.gguf FOLDER [LLAMA_CPP_BIN LLAMA3_VOCAB.g
 
 The models (36 GB) are written to FOLDER, unless they are there, and kept. With the folder of llama.cpp's
 llama-bench and llama-batched-bench, these are run on the same files, which they only read with a vocabulary:
-any GGUF file of Llama 3 and of Qwen2 has one.
+any GGUF file of Llama 3 and of Qwen2 has one. gpt-oss would need one of its own size.
 """
 
 import json
@@ -27,19 +27,22 @@ class Model:
     depths: list = field(default_factory=lambda: [0])
     batches: list = field(default_factory=list)  # sessions together
     q8_depths: list = field(default_factory=list)  # with a KV cache in Q8_0
+    f16_batches: list = field(default_factory=list)  # sessions together with EMBER_MODEL_F16_BATCHES
 
 
 MODELS = [
-    Model("llama-3.1-8b", "q4_k_m", "llama3", [512, 2048, 8192], [0, 8192, 32768], [2, 4, 8, 16, 32], [8192]),
-    Model("llama-3.2-1b", "q4_k_m", "llama3", [2048], [0, 8192, 32768], [2, 4, 8, 16, 32]),
+    Model("llama-3.1-8b", "q4_k_m", "llama3", [512, 2048, 8192], [0, 8192, 32768], [2, 4, 8, 16, 32, 64], [0, 8192, 32768], [32, 64]),
+    Model("llama-3.2-1b", "q4_k_m", "llama3", [2048], [0, 8192, 32768], [2, 4, 8, 16, 32, 64], [], [32, 64]),
     Model("qwen2.5-1.5b", "q4_k_m", "qwen2", [], [0, 8192], [2, 4, 8, 16, 32]),
-    Model("gpt-oss-20b", "mxfp4", "qwen2", [512, 2048], [0], [8, 32]),
+    Model("gpt-oss-20b", "mxfp4", "none that llama.cpp takes", [512, 2048], [0], [8, 32]),
     Model("qwen3-30b-a3b", "q4_k_m", "qwen2", [512, 2048], [0], [8, 32]),
     Model("hamlet-7m"),
 ]
 GENERATE = 128
 # Of which one the time to the first token is told.
 FIRST_TOKEN_OF = "llama-3.1-8b"
+# The shapes that llama.cpp is run on, if not on all.
+LLAMA_SHAPES = os.environ.get("LLAMA_SHAPES", "").split()
 # Flash attention of llama.cpp, as its two programs name it: builds without it need LLAMA_FLASH=off.
 FLASH = (0, "off") if os.environ.get("LLAMA_FLASH") == "off" else (1, "on")
 
@@ -62,7 +65,11 @@ def ember(bench, file, model):
     q8 = []
     if model.q8_depths:
         q8 = median(measured("--prompt", "none", "--depth", listed(model.q8_depths), "--kv", "q8_0")["decode"])
+    f16 = []
+    if model.f16_batches:
+        f16 = median(measured("--prompt", "none", "--depth", 0, "--batch", listed(model.f16_batches), "--f16-batches")["batch"])
     return {
+        "f16": f16,
         "prefill": median(report["prefill"]),
         "decode": median(report["decode"]),
         "q8": q8,
@@ -77,7 +84,10 @@ def llama(folder, file, model):
         rows = json.loads(run(folder / "llama-bench", "-m", file, "-ngl", 99, "-fa", FLASH[0], "-o", "json", *options))
         return [row["avg_ts"] for row in rows]
 
-    found = {"prefill": [], "decode": [], "q8": [], "batch": []}
+    found = {"prefill": [], "decode": [], "q8": [], "batch": [], "f16": []}
+    is_left_out = LLAMA_SHAPES and model.shape not in LLAMA_SHAPES
+    if is_left_out or model.shape == "gpt-oss-20b":
+        return found | {"first": float("nan")}
     if model.prompts:
         found["prefill"] = bench("-p", listed(model.prompts), "-n", 0, "-b", 8192, "-ub", 2048)
     found["decode"] = bench("-p", 0, "-n", GENERATE, "-d", listed(model.depths))
@@ -129,6 +139,7 @@ def main():
             ("decode at depth", "decode", model.depths),
             ("decode with a Q8_0 cache at depth", "q8", model.q8_depths),
             ("sessions together:", "batch", model.batches),
+            ("with batches in f16, sessions together:", "f16", model.f16_batches),
         ]:
             if of:
                 cells = [" / ".join(f"{rate:,.0f}" for rate in side[key]) or "-" for side in sides]
