@@ -2916,7 +2916,7 @@ ember_status ember_session_logprobs(struct ember_session *session,
  * Creates a session with an empty context. `options` may be NULL for the defaults. On a CPU, the memory for the whole
  * context is allocated here. On a GPU, address space for it is reserved, and calls that lengthen the context allocate device
  * memory for it. What the sessions of a model share is allocated by the first prefill and the first batch, and on a GPU also by the first
- * batch with more than 32 tokens in its pass, for which that of smaller ones is freed. The new handle is written to `out` and has to be
+ * batch of more than 32 sessions, for which that of smaller ones is freed. The new handle is written to `out` and has to be
  * freed with `ember_session_free`. Any thread may call it.
  *
  * A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
@@ -3265,7 +3265,7 @@ ember_status ember_decode_poll(struct ember_session *session,
  * Errors: before any work is done, with `tokens` unchanged, `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is
  * there twice, sessions of different models; `EMBER_INVALID_HANDLE`; `EMBER_BUSY`. Of single sessions:
  * `EMBER_DECODE_PENDING`, `EMBER_NO_INPUT`, `EMBER_CONTEXT_FULL`, `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR`;
- * `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch and, on a GPU, of the first with more than 32 tokens in its pass.
+ * `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch and, on a GPU, of the first of more than 32 sessions.
  */
 ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,
@@ -3471,7 +3471,7 @@ ember_status ember_session_set_grammar(struct ember_session *session,
  * way. Started decodes draft where no grammar is set; they never wait, so a draft model, or a head, is asked on a thread of the session's model; where
  * that is in parts, they draft from the context only. Forks draft as their origin does; a restored session does not.
  *
- * Batches draft, too, unless the model is in parts: the drafts of all sessions share the pass, which has room for 64 tokens in all. Because a batch
+ * Batches draft, too, unless the model is in parts: the drafts of all sessions share the pass, which has room for 32 tokens in all. Because a batch
  * returns one token of each session, it saves a pass only where all of its sessions have a token that was chosen ahead; the number of
  * drafts is chosen by that. Started batches ask no draft model, and no head, for a session with a grammar.
  *

@@ -25,8 +25,8 @@ pub use embedder::{Embedder, EmbedderOptions, Output, TextTokens};
 pub use hidden::{DeviceStates, HiddenStates};
 pub use profile::{Profile, ProfileEntry, Work};
 pub use row::{
-    MAX_BATCH, MAX_DRAFTS, Outcome, Residual, Row, RowError, RowResult, StatesFrom, TokenInput,
-    Want, When,
+    MAX_BATCH, MAX_DRAFTED, MAX_DRAFTS, Outcome, Residual, Row, RowError, RowResult, StatesFrom,
+    TokenInput, Want, When,
 };
 pub use state::{Mark, StateInfo, StateSink, StateSource};
 
@@ -239,7 +239,7 @@ pub trait Weights: Send + Sync {
         0
     }
 
-    /// Whether rows of several runners may have drafts. They are dearest to the device within [`MAX_BATCH`] tokens of a pass:
+    /// Whether rows of several runners may have drafts. They are dearest to the device within [`MAX_DRAFTED`] tokens of a pass:
     /// one of each row, and the drafts of all.
     fn drafts_in_batches(&self) -> bool {
         false

@@ -11,6 +11,10 @@ use std::sync::atomic::AtomicBool;
 /// The most rows in a batch.
 pub const MAX_BATCH: usize = 64;
 
+/// The most rows in a batch with drafts, drafts included. More than these take a GPU two launches of each product, and the memory of the
+/// largest batch.
+pub const MAX_DRAFTED: usize = 32;
+
 /// The most drafts of a row.
 pub const MAX_DRAFTS: usize = 31;
 

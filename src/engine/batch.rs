@@ -8,8 +8,8 @@ use super::sampling::Sampling;
 use super::speculate::{Ask, BatchDepth, Masks, Seat};
 use super::{Interrupts, Model, Session};
 use crate::backend::{
-    MAX_BATCH, Mark, MaskSource, Outcome, Residual, Row, RowError, RowResult, Runner, Want,
-    Weights, When,
+    MAX_BATCH, MAX_DRAFTED, Mark, MaskSource, Outcome, Residual, Row, RowError, RowResult, Runner,
+    Want, Weights, When,
 };
 use crate::error::{Error, Result, Status, fail, try_room};
 use crate::panics::catch;
@@ -361,7 +361,7 @@ fn guess(
         typical &= lacks == 1;
     }
     // Each has a row, and drafts have what is left.
-    let room = MAX_BATCH - choosing.len();
+    let room = MAX_DRAFTED.saturating_sub(choosing.len());
     let shares = loop {
         let shares = depth_of(model.batch_depth()).choose(&seats, rows, room);
         let unpaid = (0..seats.len()).find(|i| {

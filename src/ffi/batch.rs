@@ -20,7 +20,7 @@ use crate::error::Error;
 /// Errors: before any work is done, with `tokens` unchanged, `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is
 /// there twice, sessions of different models; `EMBER_INVALID_HANDLE`; `EMBER_BUSY`. Of single sessions:
 /// `EMBER_DECODE_PENDING`, `EMBER_NO_INPUT`, `EMBER_CONTEXT_FULL`, `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR`;
-/// `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch and, on a GPU, of the first with more than 32 tokens in its pass.
+/// `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch and, on a GPU, of the first of more than 32 sessions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode_batch(
     sessions: *const *mut ember_session,

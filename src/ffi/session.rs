@@ -185,7 +185,7 @@ pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
 /// Creates a session with an empty context. `options` may be NULL for the defaults. On a CPU, the memory for the whole
 /// context is allocated here. On a GPU, address space for it is reserved, and calls that lengthen the context allocate device
 /// memory for it. What the sessions of a model share is allocated by the first prefill and the first batch, and on a GPU also by the first
-/// batch with more than 32 tokens in its pass, for which that of smaller ones is freed. The new handle is written to `out` and has to be
+/// batch of more than 32 sessions, for which that of smaller ones is freed. The new handle is written to `out` and has to be
 /// freed with `ember_session_free`. Any thread may call it.
 ///
 /// A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`

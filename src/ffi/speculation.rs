@@ -90,7 +90,7 @@ unsafe impl Sized32 for ember_speculation_details {
 /// way. Started decodes draft where no grammar is set; they never wait, so a draft model, or a head, is asked on a thread of the session's model; where
 /// that is in parts, they draft from the context only. Forks draft as their origin does; a restored session does not.
 ///
-/// Batches draft, too, unless the model is in parts: the drafts of all sessions share the pass, which has room for 64 tokens in all. Because a batch
+/// Batches draft, too, unless the model is in parts: the drafts of all sessions share the pass, which has room for 32 tokens in all. Because a batch
 /// returns one token of each session, it saves a pass only where all of its sessions have a token that was chosen ahead; the number of
 /// drafts is chosen by that. Started batches ask no draft model, and no head, for a session with a grammar.
 ///
