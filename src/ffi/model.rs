@@ -183,10 +183,10 @@ pub enum ember_model_flags {
     /// head and what a session has for its drafts.
     EMBER_MODEL_DRAFT_HEADS = 2,
     /// Steps of more than 16 sessions together (`ember_decode_batch`, `ember_decode_batch_start`) have most of their products with quantized
-    /// weights on f16 tensor cores in place of int8 ones. That is faster, and closer to exact results. But without this flag, a session's
-    /// results do not depend on the others in its batch; with it, their last bits depend on whether more than 16 sessions share a step, and on
-    /// nothing else of the others. Steps with drafts or adapters stay as they are, and so do the experts of mixtures. Only for NVIDIA GPUs of
-    /// compute capability 9.0; ignored elsewhere. Since 0.1.0.
+    /// weights on f16 tensor cores in place of int8 ones, unless one of them has drafts or adapters. That is faster, and closer to exact results.
+    /// But without this flag, a session's results do not depend on the others in its batch; with it, their last bits depend on whether a step
+    /// is of that kind, and on nothing else of the others. The experts of mixtures stay as they are. Only for NVIDIA GPUs of compute
+    /// capability 9.0; ignored elsewhere. Since 0.1.0.
     EMBER_MODEL_F16_BATCHES = 4,
 }
 
