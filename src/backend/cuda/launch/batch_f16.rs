@@ -88,8 +88,9 @@ impl Kernels {
 
     /// Whether products with a matrix have such kernels.
     pub fn takes_f16(&self, matrix: &Matrix) -> bool {
-        let are_quantized = matrix.segments.iter().all(|s| !s.ty.is_float());
-        self.has_wgmma() && are_quantized && !matrix.segments.is_empty()
+        let mut segments = matrix.segments.iter();
+        let are_right = segments.all(|s| !s.ty.is_float() && s.largest != 0);
+        self.has_wgmma() && are_right && !matrix.segments.is_empty()
     }
 
     /// Keeps the largest weights of a matrix's rows, where some kernels need them. What is kept begins with zero.

@@ -56,7 +56,7 @@ pub struct MatrixSegment {
     pub out_offset: u32,
     /// Bytes of all records.
     pub bytes: u64,
-    /// Where a bound of the weights is, as [`args::Largest`] says.
+    /// Where a bound of the weights is, as [`args::Largest`] says; 0 where there is none.
     pub largest: u64,
 }
 

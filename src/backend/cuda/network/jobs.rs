@@ -48,6 +48,8 @@ pub struct Jobs {
     /// What the layers so far keep of fixed size.
     pub(super) fixed: FixedPlan,
     pub(super) linears: Linears,
+    /// Whether matrices have a bound of their weights, for products in f16. Guests need none.
+    pub(super) bounds: bool,
     /// Those of the guests.
     pub guests: Vec<Jobs>,
     pub(super) base: u64,
@@ -193,7 +195,10 @@ impl Jobs {
                 rows,
                 out_offset: fused.rows,
                 bytes,
-                largest: self.vector(vec![0.0]),
+                largest: match self.bounds {
+                    true => self.vector(vec![0.0]),
+                    false => 0,
+                },
             };
             let mut first_row = 0;
             for part in same {

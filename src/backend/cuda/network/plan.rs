@@ -371,6 +371,7 @@ impl Plan {
         let mut jobs = Jobs {
             base,
             linears: Linears::of(adaptable_cuts(network)),
+            bounds: true,
             ..Jobs::default()
         };
         if network.blocks.is_empty() {

@@ -278,7 +278,7 @@ fn run(
             unsafe {
                 stream.copy_in(device.address(), host.pointer(), bytes)?;
                 kernels.repack(stream, &args)?;
-                if kernels.has_wgmma() {
+                if job.segment.largest != 0 && kernels.has_wgmma() {
                     kernels.largest_weight(stream, &largest)?;
                 }
             }
