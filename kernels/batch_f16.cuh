@@ -19,11 +19,10 @@
 #include "args_batch_f16.h"
 #include "hopper.cuh"
 #include "kept.cuh"
+#include "powers.cuh"
 
 struct BatchTile {
-    static constexpr uint32_t WARPGROUPS = 4, THREADS = WARPGROUPS * 128;
-    static constexpr uint32_t ROWS = 64;           // of the matrix, that a warpgroup has
-    static constexpr uint32_t K = F16_BATCH_K;     // elements that a stage has for each part of k
+    static constexpr uint32_t WARPGROUPS = F16_BATCH_WARPGROUPS, THREADS = WARPGROUPS * 128, ROWS = F16_BATCH_ROWS, K = F16_BATCH_K;
     static constexpr uint32_t STEPS = K / 16, GROUPS = K / 32;
 };
 
@@ -35,7 +34,6 @@ __device__ __forceinline__ int power_exponent(float largest) {
     const int e = (int)(__float_as_uint(largest) >> 23) - 127 - 14;
     return largest > 0.0f && e < 112 ? max(e, -112) : 0;
 }
-__device__ __forceinline__ float power_of(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }
 
 // d[64 x 8 * NT] += a[64 x 16] * b[8 * NT x 16]: `a` in registers, `b` in shared memory as 8 x 8 matrices one after the other, two for each
 // eight columns.
@@ -58,8 +56,10 @@ template <int NT> __device__ __forceinline__ void add_fragment(float (&d)[NT * 4
 __device__ __forceinline__ uint32_t input_descriptor(uint32_t address) { return warp_largest((address & 0x3ffff) >> 4 | 128 >> 4 << 16); }
 constexpr uint64_t INPUT_DESCRIPTOR = (uint64_t)(256 >> 4) << 32;
 
-// A group of weights times `power`, as the fragments of a lane's row: of step s, u[s][0] and u[s][1].
-template <uint32_t T> __device__ __forceinline__ void fragments(const Group& o, float power, uint32_t (&u)[BatchTile::STEPS][2]) {
+// What a lane has of a row's fragments of a stage: u[s][0] and u[s][1] of step s.
+using Fragments = uint32_t[BatchTile::STEPS][2];
+// A group of weights times `power`.
+template <uint32_t T> __device__ __forceinline__ void fragments(const Group& o, float power, Fragments& u) {
     using C = Codec<T>;
     constexpr bool SIGNED = C::OFFSET == 0 && !C::MINS;
     const __half2 base = __half2half2(__ushort_as_half(0x6400 + (SIGNED ? 128 : C::OFFSET)));  // 1024 and what bytes have too much
@@ -90,19 +90,25 @@ template <uint32_t T> __device__ __forceinline__ void prefetch_slice(const uint8
 
 // A lane's two rows of the matrix, `apart` rows from each other, of which it has every fourth group: two for each 256 elements. What is beyond
 // the end of a row may be anything that is finite, for inputs are zeros there.
-template <uint32_t T> struct LaneWeights {
-    using Fragments = uint32_t[BatchTile::STEPS][2];
+template <uint32_t T> struct LaneWalk {
     const uint8_t *matrix, *record[2];
     uint32_t rows, row, apart, slice, group, record_groups;
-    float power;
     Slices c;
-    KeptGroup<T> kept[2][2];  // of quad and row
-    __device__ __forceinline__ LaneWeights(const Segment& s, uint32_t groups, uint32_t row, uint32_t apart, float power)
-        : matrix((const uint8_t*)s.matrix), rows(s.rows), row(row), apart(apart), power(power), c(slices_of(T, groups)) {}
-    __device__ __forceinline__ void begin(uint32_t at) {
-        slice = min(at / c.full, c.count - 1);
+    __device__ __forceinline__ LaneWalk(const Segment& s, uint32_t groups, uint32_t row, uint32_t apart)
+        : matrix((const uint8_t*)s.matrix), rows(s.rows), row(row), apart(apart), c(slices_of(T, groups)) {}
+    // At group `at`, which is in a slice or behind the last one.
+    __device__ __forceinline__ void begin_in(uint32_t its, uint32_t at) {
+        slice = its;
         group = at - slice * c.full;
         find();
+    }
+    // Goes on to the next slice, if there is one.
+    __device__ __forceinline__ bool go_on() {
+        if (slice + 1 >= c.count) return false;
+        group -= record_groups;
+        slice++;
+        find();
+        return true;
     }
     __device__ __forceinline__ void find() {
         record_groups = slice + 1 == c.count ? c.last : c.full;
@@ -110,15 +116,17 @@ template <uint32_t T> struct LaneWeights {
         record[0] = matrix + slice_offset(T, c, slice, rows) + (uint64_t)row * bytes;
         record[1] = record[0] + apart * bytes;
     }
+};
+template <uint32_t T> struct LaneWeights : LaneWalk<T> {
+    using Walk = LaneWalk<T>;
+    using Walk::group, Walk::record, Walk::record_groups;
+    float power;
+    KeptGroup<T> kept[2][2];  // of quad and row
+    __device__ __forceinline__ LaneWeights(const Segment& s, uint32_t groups, uint32_t row, uint32_t apart, float power) : Walk(s, groups, row, apart), power(power) {}
+    __device__ __forceinline__ void begin(uint32_t at) { Walk::begin_in(min(at / Walk::c.full, Walk::c.count - 1), at); }
     // Asks for the next groups of both rows.
     template <int QUAD> __device__ __forceinline__ void ask() {
-        if (group >= record_groups) {
-            if (slice + 1 < c.count) {
-                group -= record_groups;
-                slice++;
-                find();
-            } else group = record_groups - 1;
-        }
+        if (group >= record_groups && !Walk::go_on()) group = record_groups - 1;
 #pragma unroll
         for (int h = 0; h < 2; h++) kept[QUAD][h].ask(record[h], group, record_groups);
         group += BatchTile::GROUPS;
@@ -137,35 +145,18 @@ template <uint32_t MASK> __device__ __forceinline__ uint32_t masked(uint32_t v, 
     return r;
 }
 // Both groups that a lane has of 256 elements have their factors in one place, and nibbles become numbers where they are.
-template <> struct LaneWeights<Q4_K> {
-    using Fragments = uint32_t[BatchTile::STEPS][2];
-    const uint8_t *matrix, *record[2];
-    uint32_t rows, row, apart, slice, group, record_groups, bits;
+template <> struct LaneWeights<Q4_K> : LaneWalk<Q4_K> {
+    uint32_t bits;
     float power;
-    Slices c;
     uint4 kept[2][2], factors[2];
     __half2 scales[2][2];  // of row and quad: a group's, with what is subtracted
     __device__ __forceinline__ LaneWeights(const Segment& s, uint32_t groups, uint32_t row, uint32_t apart, float power)
-        : matrix((const uint8_t*)s.matrix), rows(s.rows), row(row), apart(apart), bits(kept_bits()), power(power), c(slices_of(Q4_K, groups)) {}
-    static __device__ __forceinline__ uint32_t kept_bits() { return ::kept<0x64006400>(); }
-    __device__ __forceinline__ void begin(uint32_t at) {
-        slice = at / c.full;
-        group = at - slice * c.full;
-        find();
-    }
-    __device__ __forceinline__ void find() {
-        record_groups = slice + 1 == c.count ? c.last : c.full;
-        const uint32_t bytes = record_bytes(Q4_K, record_groups);
-        record[0] = matrix + slice_offset(Q4_K, c, slice, rows) + (uint64_t)row * bytes;
-        record[1] = record[0] + apart * bytes;
-    }
+        : LaneWalk(s, groups, row, apart), bits(::kept<0x64006400>()), power(power) {}
+    // Blocks are whole, so where there is something to ask for, no lane is behind the end.
+    __device__ __forceinline__ void begin(uint32_t at) { begin_in(at / c.full, at); }
     template <int QUAD> __device__ __forceinline__ void ask() {
         if (QUAD == 0) {
-            if (group >= record_groups && slice + 1 < c.count) {
-                group -= record_groups;
-                slice++;
-                find();
-            }
+            if (group >= record_groups) go_on();
             const uint32_t at = (record_groups + (group >> 3)) * 16;
 #pragma unroll
             for (int h = 0; h < 2; h++) factors[h] = FromCached::v4(record[h] + at);
@@ -275,7 +266,7 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
     ring.start(shared, full, empty, part, a.stages);
     InputCopies<NT> inputs;
     const int e = power_exponent(*largest);
-    const float power = power_of(-e), raise = power_of(e);
+    const float power = exact_power(-e), raise = exact_power(e);
     bool begun = false;
     for (uint32_t t = block; t < turns; t += blocks) {
         const uint32_t row = (t * tiles_at_once + group / a.parts) * tile + thread / 32 * (tile / 4) + lane / 4;
@@ -307,7 +298,7 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
             }
         }
         auto turn = [&]<int QUAD>(uint32_t k) {
-            uint32_t u[2][B::STEPS][2];
+            Fragments u[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) weights.template decode<QUAD>(h, u[h]);
             if (k + 2 < mine) weights.template ask<QUAD>();
@@ -336,8 +327,8 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
         auto is_there = [&](uint32_t i) { return inside[i / 2 % 2] && i / 4 * 8 + lane % 4 * 2 + i % 2 < a.batch; };
         auto scale_of = [&](uint32_t i) { return __fmul_rn(raise, __ldcg(a.x_scale + i / 4 * 8 + lane % 4 * 2 + i % 2)); };
         auto bias_of = [&](uint32_t i) { return s.bias[row + i / 2 % 2 * (gated ? rows : 8)]; };
-        // N sums from one on, or of gates, of which each fourth and each fourth but one begin two. All that is added is loaded before the
-        // first is stored, for the compiler cannot know that they differ.
+        // Stores N sums. Of a gate they are all four of a column pair: the gates, then what they let through. All that is added is loaded before
+        // the first is stored, for the compiler cannot know that they differ.
         auto finish = [&]<int N>(float (&v)[N], auto index, auto scale_at) {
             float scale[N], more[N];
 #pragma unroll
@@ -364,8 +355,7 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
             for (int n = 0; n < N; n++)
                 if (is_there(index(n))) a.out[place(index(n))] = a.residual ? __fadd_rn(v[n], more[n]) : v[n];
         };
-        const uint32_t workers = parts;
-        if (workers == 1) {
+        if (parts == 1) {
             float scales[NT * 2];
 #pragma unroll
             for (int j = 0; j < NT; j++)
@@ -397,10 +387,10 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
             }
             return a.shares > 1 ? __fadd_rn(v[0], v[1]) : v[0];
         };
-        const uint32_t worker = rank * a.parts + part, count = NT * 4 / workers;
+        const uint32_t worker = rank * a.parts + part, count = NT * 4 / parts;
         if (gated || count % 4 == 0) {
             // Fours, which a gate wants together.
-            for (uint32_t j = worker; j < NT; j += workers) {
+            for (uint32_t j = worker; j < NT; j += parts) {
                 float v[4];
 #pragma unroll
                 for (int n = 0; n < 4; n++) v[n] = sum_of(j * 4 + n);

@@ -6,6 +6,7 @@
 #include "activation.cuh"
 #include "matmul.cuh"
 #include "norm.cuh"
+#include "powers.cuh"
 #include "quantize.cuh"
 
 using Scratch = float[32];  // of sums over a block
@@ -68,7 +69,6 @@ __device__ __forceinline__ int f16_exponent(float largest) {
     const int e = (int)(__float_as_uint(largest) >> 23) - 127 - 10;
     return largest > 0.0f && e < 100 ? max(e, -100) : 0;
 }
-__device__ __forceinline__ float power(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }
 
 // How many elements of a row are written in f16: what it is filled up to.
 __device__ __forceinline__ uint32_t f16_width(const QuantizeInputArgs& a) {
@@ -177,13 +177,13 @@ __device__ __forceinline__ void f16_row(const QuantizeInputArgs& a, uint32_t row
     }
     const int e = f16_exponent(largest);
     if (threadIdx.x == 0) {
-        a.f16_scale[row] = power(e);
+        a.f16_scale[row] = exact_power(e);
         if (a.clear) a.clear[row] = 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t at = i * step + first;
-        if (at < end) store_f16(a, row, at, k_tiles, v[i], power(-e));
+        if (at < end) store_f16(a, row, at, k_tiles, v[i], exact_power(-e));
         if (a.f32 && at < width) *(float4*)(a.f32 + (uint64_t)row * width + at) = v[i];
     }
 }
@@ -221,9 +221,9 @@ extern "C" __global__ void __launch_bounds__(1024) quantize_input(const __grid_c
             largest = block_max(largest, scratch);
         }
         const int e = f16_exponent(largest);
-        inverse = power(-e);
+        inverse = exact_power(-e);
         if (threadIdx.x == 0) {
-            a.f16_scale[row] = power(e);
+            a.f16_scale[row] = exact_power(e);
             if (a.clear) a.clear[row] = 0.0f;
         }
     }

@@ -12,3 +12,6 @@ __device__ __forceinline__ float power_of_2(float x) {
     return y;
 #endif
 }
+
+// 2^e, of an exponent that normal numbers have.
+__device__ __forceinline__ float exact_power(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }

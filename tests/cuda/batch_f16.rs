@@ -7,7 +7,7 @@ use crate::common::tiny::Random;
 use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::*;
 use crate::kernels_weights::{TestMatrix, product, row_lengths, test_matrix};
-use crate::model::{best, gpu, runner};
+use crate::model::{best, gpu, runner, together};
 use emberlm::backend::cuda::driver::Buffer;
 use emberlm::backend::cuda::launch::args;
 use emberlm::backend::cuda::launch::batch_f16::columns;
@@ -298,54 +298,12 @@ fn load(network: &Network) -> Arc<CudaWeights> {
     CudaWeights::load(0, network, &options, &mut |_| Ok(())).unwrap()
 }
 
-/// The tokens of sessions that draw them together.
-fn drawn(weights: &Arc<CudaWeights>, n: usize) -> Vec<Vec<u32>> {
-    let go = Arc::new(AtomicBool::new(false));
-    let sampling = |i: usize| Sampling {
-        temperature: [0.0, 0.8, 1.2][i % 3],
-        top_k: 40,
-        seed: i as u64,
-        ..Sampling::default()
-    };
-    let mut runners: Vec<(Driven, u32)> = (0..n)
-        .map(|i| {
-            let mut r = runner(weights, 512, KvType::F16);
-            let prompt: Vec<u32> = (0..3 + 7 * i as u32)
-                .map(|t| (t * 31 + i as u32) % 500)
-                .collect();
-            r.extend(&prompt, &go).unwrap();
-            let step = Step {
-                token: None,
-                sampling: sampling(i),
-            };
-            let token = r.step(&step, &go).unwrap();
-            (r, token)
-        })
-        .collect();
-    let mut out: Vec<Vec<u32>> = runners.iter().map(|(_, t)| vec![*t]).collect();
-    for _ in 0..40 {
-        let steps: Vec<Step> = (runners.iter().enumerate())
-            .map(|(i, (_, t))| Step {
-                token: Some(*t),
-                sampling: sampling(i),
-            })
-            .collect();
-        let mut refs: Vec<_> = runners.iter_mut().map(|(r, _)| r).collect();
-        let mut tokens = vec![u32::MAX; n];
-        step_batch(&mut refs, &steps, &vec![&go; n], &mut tokens).unwrap();
-        for (i, token) in tokens.into_iter().enumerate() {
-            runners[i].1 = token;
-            out[i].push(token);
-        }
-    }
-    out
-}
-
 /// Up to sixteen sessions have what each has alone; more have the same, however many they are.
 fn sessions_together() {
     let file = hamlet::q4_k_m();
     let network = Network::from_file(&file).unwrap();
     let (plain, weights) = (gpu(&network), load(&network));
+    let drawn = |weights, n| together(weights, n, 40).1;
     assert_eq!(drawn(&weights, 16), drawn(&plain, 16));
     let few = drawn(&weights, 17);
     for n in [31, 32, 33, 64] {

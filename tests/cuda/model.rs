@@ -291,41 +291,72 @@ fn memory_returns() {
     assert_eq!(context.memory().unwrap().0, before);
 }
 
+/// How session `i` of a batch chooses.
+fn sampling_of(i: usize) -> Sampling {
+    Sampling {
+        temperature: [0.0, 0.8, 1.2][i % 3],
+        top_k: 40,
+        seed: i as u64,
+        ..Sampling::default()
+    }
+}
+
+/// Session `i` of a batch behind a prompt of its own, and the token that it has chosen.
+fn started(weights: &Arc<CudaWeights>, i: usize) -> (Driven, u32) {
+    let go = Arc::new(AtomicBool::new(false));
+    let mut r = runner(weights, 1024, KvType::F16);
+    let prompt: Vec<u32> = (0..3 + 17 * i as u32 % 640)
+        .map(|t| (t * 31 + i as u32) % 500)
+        .collect();
+    r.extend(&prompt, &go).unwrap();
+    let step = Step {
+        token: None,
+        sampling: sampling_of(i),
+    };
+    let token = r.step(&step, &go).unwrap();
+    (r, token)
+}
+
+/// `n` sessions that choose `count` further tokens together, and all the tokens of each.
+pub fn together(
+    weights: &Arc<CudaWeights>,
+    n: usize,
+    count: usize,
+) -> (Vec<Driven>, Vec<Vec<u32>>) {
+    let go = Arc::new(AtomicBool::new(false));
+    let (mut runners, first): (Vec<_>, Vec<_>) = (0..n).map(|i| started(weights, i)).unzip();
+    let mut out: Vec<Vec<u32>> = first.into_iter().map(|token| vec![token]).collect();
+    for _ in 0..count {
+        let steps: Vec<Step> = (out.iter().enumerate())
+            .map(|(i, tokens)| Step {
+                token: tokens.last().copied(),
+                sampling: sampling_of(i),
+            })
+            .collect();
+        let mut refs: Vec<_> = runners.iter_mut().collect();
+        let mut tokens = vec![u32::MAX; n];
+        step_batch(&mut refs, &steps, &vec![&go; n], &mut tokens).unwrap();
+        for (all, token) in out.iter_mut().zip(tokens) {
+            all.push(token);
+        }
+    }
+    (runners, out)
+}
+
 fn batches_change_nothing() {
     let file = hamlet::q4_k_m();
     let network = Network::from_file(&file).unwrap();
     let weights = gpu(&network);
     let go = Arc::new(AtomicBool::new(false));
-    let sampling = |i: usize| Sampling {
-        temperature: [0.0, 0.8, 1.2][i % 3],
-        top_k: 40,
-        seed: i as u64,
-        ..Sampling::default()
-    };
-    let prompt = |i: usize| -> Vec<u32> {
-        (0..3 + 17 * i as u32 % 640)
-            .map(|t| (t * 31 + i as u32) % 500)
-            .collect()
-    };
     let count = 40;
-    let start = |i: usize| {
-        let mut r = runner(&weights, 1024, KvType::F16);
-        r.extend(&prompt(i), &go).unwrap();
-        let step = Step {
-            token: None,
-            sampling: sampling(i),
-        };
-        let t = r.step(&step, &go).unwrap();
-        (r, t)
-    };
     let alone: Vec<(Vec<u32>, Vec<f32>)> = (0..MAX_BATCH)
         .map(|i| {
-            let (mut r, mut token) = start(i);
+            let (mut r, mut token) = started(&weights, i);
             let mut out = vec![token];
             for _ in 0..count {
                 let step = Step {
                     token: Some(token),
-                    sampling: sampling(i),
+                    sampling: sampling_of(i),
                 };
                 token = r.step(&step, &go).unwrap();
                 out.push(token);
@@ -337,30 +368,12 @@ fn batches_change_nothing() {
         .collect();
     // Few again behind many, which have memory of their own.
     for n in [1, 2, 3, 5, 8, 12, 17, 32, 33, 35, 48, MAX_BATCH, 4] {
-        let mut runners: Vec<_> = (0..n).map(start).collect();
-        let mut out: Vec<Vec<u32>> = runners.iter().map(|(_, t)| vec![*t]).collect();
-        for _ in 0..count {
-            let steps: Vec<Step> = runners
-                .iter()
-                .enumerate()
-                .map(|(i, (_, t))| Step {
-                    token: Some(*t),
-                    sampling: sampling(i),
-                })
-                .collect();
-            let mut refs: Vec<_> = runners.iter_mut().map(|(r, _)| r).collect();
-            let mut tokens = vec![u32::MAX; n];
-            step_batch(&mut refs, &steps, &vec![&go; n], &mut tokens).unwrap();
-            for (i, t) in tokens.into_iter().enumerate() {
-                runners[i].1 = t;
-                out[i].push(t);
-            }
-        }
+        let (mut runners, out) = together(&weights, n, count);
         for i in 0..n {
             assert_eq!(out[i], alone[i].0, "session {i} of {n}");
             // Only a row alone keeps its logits; here, they come from evaluating the last token again,
             // alone.
-            let r = &mut runners[i].0;
+            let r = &mut runners[i];
             assert_eq!(r.has_logits(), n == 1);
             let len = r.len();
             r.truncate(len - 1);

@@ -122,6 +122,13 @@ pub struct Properties {
     pub driver: i32,
 }
 
+impl Properties {
+    /// Whether there are warpgroup products, which only compute capability 9.0 has.
+    pub fn has_wgmma(&self) -> bool {
+        self.capability == (9, 0)
+    }
+}
+
 /// Number of devices that the driver shows.
 pub fn device_count() -> Result<usize> {
     init()?;

@@ -43,7 +43,7 @@ impl Kernels {
             context: context.clone(),
             modules,
             by_id: HashMap::new(),
-            wgmma: properties.capability == (9, 0),
+            wgmma: properties.has_wgmma(),
             multiprocessors: properties.multiprocessors,
         };
         kernels.find_all()?;

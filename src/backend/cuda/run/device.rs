@@ -84,8 +84,8 @@ fn estimate_beside(
     (load, runner): (&LoadOptions, &RunnerOptions),
 ) -> Result<Estimate> {
     let (mut plan, jobs) = Plan::beside(of, network, 0)?;
-    let hopper = driver::properties(index).map_or(true, |p| p.capability == (9, 0));
-    plan.f16_batches = load.f16_batches && of.is_none() && hopper;
+    let has_wgmma = driver::properties(index).map_or(true, |p| p.has_wgmma());
+    plan.f16_batches = load.f16_batches && of.is_none() && has_wgmma;
     let kv = plan.kv(runner.kv_type)?;
     // Where there is no GPU to ask, that of an H200.
     let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);

@@ -65,10 +65,9 @@ impl StepOperations<'_> {
         let inner = args::QuantizeInput {
             source: args::Source::Copy as u32,
             largest: inputs.largest,
-            ..self.written(&inputs, mlp.inner(&at.rows))
+            ..mlp.inner(&at.rows)
         };
-        // SAFETY: addresses of the *workspace*, likewise.
-        unsafe { e.kernels.quantize_input(e.stream, &inner, self.batch)? };
+        let inputs = self.write_input(inputs, inner)?;
         self.mark(Work::Norm, 0)?;
         Ok(Some(RowInput::Rounded(inputs)))
     }
@@ -215,9 +214,9 @@ impl StepOperations<'_> {
         }
     }
 
-    /// Where an input comes in the forms that `inputs` has places for.
-    fn writes(&self, inputs: &Inputs) -> args::QuantizeInput {
-        args::QuantizeInput {
+    /// Writes an input that is made so, in the forms that `inputs` has places for.
+    fn write_input(&self, inputs: Inputs, made: args::QuantizeInput) -> Result<Inputs> {
+        let quantize_input = args::QuantizeInput {
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
@@ -227,22 +226,39 @@ impl StepOperations<'_> {
                 0 => 0,
                 _ => batch_f16::columns(self.batch).unwrap_or_default(),
             },
-            ..Default::default()
-        }
+            ..made
+        };
+        let e = &self.eval;
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+        unsafe { (e.kernels).quantize_input(e.stream, &quantize_input, self.batch)? };
+        Ok(inputs)
     }
 
-    /// The arguments that write an input there.
-    fn written(&self, inputs: &Inputs, made: args::QuantizeInput) -> args::QuantizeInput {
-        let to = self.writes(inputs);
-        args::QuantizeInput {
-            q8: to.q8,
-            q8_scale: to.q8_scale,
-            f32: to.f32,
-            f16: to.f16,
-            f16_scale: to.f16_scale,
-            columns: to.columns,
-            ..made
-        }
+    /// Rows of `len` floats, or their norm, as rows of so many groups in these forms.
+    fn write_rows(
+        &self,
+        rows: Span,
+        len: u32,
+        norm: Option<args::Norm>,
+        (groups, forms): (u32, Forms),
+    ) -> Result<Inputs> {
+        let inputs = self.buffers.at().inputs.only(forms);
+        let source = match norm {
+            Some(_) => args::Source::Norm,
+            None => args::Source::Copy,
+        };
+        let made = args::QuantizeInput {
+            x: rows.address,
+            norm: norm.unwrap_or_default(),
+            inverse_len: 1.0 / len as f32,
+            clear: inputs.largest,
+            x_stride: rows.stride,
+            len,
+            groups,
+            source: source as u32,
+            ..Default::default()
+        };
+        self.write_input(inputs, made)
     }
 
     /// The input of a product, as rows of `groups` groups in these forms: the residual stream or its norm.
@@ -252,45 +268,15 @@ impl StepOperations<'_> {
         groups: u32,
         forms: Forms,
     ) -> Result<Inputs> {
-        let (at, hidden) = (self.buffers.at(), self.eval.plan.hidden);
-        let residual = self.rows().residual;
-        let inputs = at.inputs.only(forms);
-        let source = match norm {
-            Some(_) => args::Source::Norm,
-            None => args::Source::Copy,
-        };
-        let quantize_input = args::QuantizeInput {
-            x: residual.address,
-            norm: norm.unwrap_or_default(),
-            x_stride: residual.stride,
-            len: hidden,
-            groups,
-            source: source as u32,
-            inverse_len: 1.0 / hidden as f32,
-            clear: inputs.largest,
-            ..self.writes(&inputs)
-        };
-        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-        unsafe {
-            let e = &self.eval;
-            e.kernels
-                .quantize_input(e.stream, &quantize_input, self.batch)?;
-        }
-        Ok(inputs)
+        let (residual, hidden) = (self.rows().residual, self.eval.plan.hidden);
+        self.write_rows(residual, hidden, norm, (groups, forms))
     }
 
     /// The input of a feed-forward part's last product, from the outputs of its first.
     fn activate(&self, mlp: &MlpPlan) -> Result<Inputs> {
         let at = self.buffers.at();
         let inputs = at.inputs.only(self.forms(&mlp.down));
-        let quantize_input = self.written(&inputs, mlp.inner(&at.rows));
-        // SAFETY: addresses of the *workspace*, which `self` promises.
-        unsafe {
-            let e = &self.eval;
-            e.kernels
-                .quantize_input(e.stream, &quantize_input, self.batch)?;
-        }
-        Ok(inputs)
+        self.write_input(inputs, mlp.inner(&at.rows))
     }
 
     /// The same by the product of the gate, if there are kernels that do both products with inputs of their own.
@@ -327,14 +313,9 @@ impl StepOperations<'_> {
 
     /// The input of the projection of a layer's own input, from what its gate has left.
     pub(super) fn weighted_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
-        let (e, at) = (&self.eval, self.buffers.at());
+        let at = self.buffers.at();
         let inputs = at.inputs.only(self.forms(&own.projection));
-        let quantize_input = self.written(&inputs, own.weighted(layer, &at.rows));
-        // SAFETY: addresses of the *workspace*, which `self` promises.
-        unsafe {
-            e.kernels
-                .quantize_input(e.stream, &quantize_input, self.batch)?
-        };
+        let inputs = self.write_input(inputs, own.weighted(layer, &at.rows))?;
         Ok(RowInput::Rounded(inputs))
     }
 
@@ -375,29 +356,9 @@ impl StepOperations<'_> {
         rows: Span,
         len: u32,
         norm: Option<args::Norm>,
-        (groups, forms): (u32, Forms),
+        form: (u32, Forms),
     ) -> Result<Inputs> {
-        let (e, at) = (&self.eval, self.buffers.at());
-        let inputs = at.inputs.only(forms);
-        let source = match norm {
-            Some(_) => args::Source::Norm,
-            None => args::Source::Copy,
-        };
-        let quantize_input = args::QuantizeInput {
-            x: rows.address,
-            norm: norm.unwrap_or_default(),
-            inverse_len: 1.0 / len as f32,
-            x_stride: rows.stride,
-            len,
-            groups,
-            source: source as u32,
-            ..self.writes(&inputs)
-        };
-        // SAFETY: addresses of the *workspace*, which `self` promises.
-        unsafe {
-            e.kernels
-                .quantize_input(e.stream, &quantize_input, self.batch)?
-        };
+        let inputs = self.write_rows(rows, len, norm, form)?;
         self.mark(Work::Norm, 0)?;
         Ok(inputs)
     }
