@@ -43,7 +43,7 @@ template <uint32_t T> __device__ __forceinline__ void own_input(const ExpertMatv
 
 // Grid (blocks of all segments, pairs).
 template <uint32_t T> __device__ __forceinline__ void matvec_experts_body(const ExpertMatvecArgs& a) {
-    extern __shared__ __align__(128) uint8_t shared[];
+    DYNAMIC_SHARED(shared);
     release_dependents();
     const uint32_t i = a.n_segments > 1 && blockIdx.x >= a.segments[1].first_block;
     const Segment& s = a.segments[i];

@@ -20,7 +20,8 @@ pub const LONGEST_SHORT: u32 = 256;
 /// of which those are taken that a block has the shared memory for.
 const HEAD_SIZES: [(usize, &[usize]); 3] = [(64, &[3]), (128, &[3, 2, 1]), (256, &[2, 1])];
 /// The same of q8_0 caches, whose stages take about half as much.
-const Q8_HEAD_SIZES: [(usize, &[usize]); 3] = [(64, &[5]), (128, &[5, 3]), (256, &[3, 2, 1])];
+pub(super) const Q8_HEAD_SIZES: [(usize, &[usize]); 3] =
+    [(64, &[5]), (128, &[5, 3]), (256, &[3, 2, 1])];
 /// Sizes of those for which `attend_wide` kernels are made, of the most stages; smaller heads are no work for so many warps.
 const WIDE_HEAD_SIZES: [usize; 2] = [64, 128];
 /// Warps of an `attend_tiles` and of an `attend_wide` block.

@@ -6,8 +6,10 @@ mod products;
 mod sparse;
 
 pub use launch::{ExpertInner, ExpertInput, ExpertPairs};
-pub use pairs::{Choice, PairTiles, Sorted};
+pub use pairs::{Choice, PairTile, PairTiles, Sorted};
 pub use products::{DownSum, OneRow, PairInput};
+#[cfg(all(test, target_os = "linux"))]
+pub(super) use products::{ROUTE_BYTES, stages};
 
 use super::args;
 use super::feed_forward::MlpPlan;
@@ -233,7 +235,7 @@ pub fn route_args(e: &ExpertsPlan, choice: &Choice) -> args::Route {
 }
 
 /// Bytes of an input that a block makes for itself, as `input_bytes` of matvec_experts.cuh.
-fn own_input_bytes(ty: RecordType, groups: u32) -> usize {
+pub(super) fn own_input_bytes(ty: RecordType, groups: u32) -> usize {
     let group = if ty.is_float() {
         128
     } else {

@@ -11,13 +11,13 @@ use crate::error::Result;
 /// From so many rows on, tensor cores take them all, where there are int8 ones.
 const FROM: u32 = 5;
 /// Rows of input that the kernels are made for.
-const ROWS: [usize; 3] = [8, 16, 32];
+pub(super) const ROWS: [usize; 3] = [8, 16, 32];
 /// Warps of a block.
 const WARPS: usize = args::BATCH_WARPS as usize;
 /// Threads of a block.
 pub(super) const THREADS: u32 = args::BATCH_WARPS * 32;
 /// Blocks of a cluster, where `BATCH_CLUSTER` is not 1.
-const CLUSTER: usize = 2;
+pub(super) const CLUSTER: usize = 2;
 /// Weight rows of a tile.
 const TILE: usize = args::BATCH_TILE_ROWS as usize;
 /// Stages of a ring at most.
@@ -29,7 +29,7 @@ const RESERVED_SHARED: usize = 1024;
 const MARGIN: usize = 1024;
 
 /// Tiles of a stage, as `BatchShape::STAGE_TILES`.
-fn stage_tiles(ty: RecordType, rows: usize) -> usize {
+pub(super) fn stage_tiles(ty: RecordType, rows: usize) -> usize {
     if rows == 32 || ty.record_bytes(32) > 1000 {
         2
     } else {
@@ -39,14 +39,14 @@ fn stage_tiles(ty: RecordType, rows: usize) -> usize {
 
 /// Shared memory in front of the ring, as `BatchShape::RING_AT`: inputs and their scales, factors, the
 /// warps' sums.
-fn before_ring(ty: RecordType, rows: usize) -> usize {
+pub(super) fn before_ring(ty: RecordType, rows: usize) -> usize {
     let inputs = rows * (1024 + 16) + rows * 33 * 4;
     let buffers = if rows == 8 { 2 } else { 1 };
     inputs + WARPS * stage_tiles(ty, rows) * (32 * ty.row().factors * 4 + buffers * rows * TILE * 4)
 }
 
 /// A stage of the ring: rows at the distance that `stage_stride` has for whole records.
-fn stage_bytes(ty: RecordType, rows: usize) -> usize {
+pub(super) fn stage_bytes(ty: RecordType, rows: usize) -> usize {
     let record = ty.record_bytes(32) as usize;
     let stride = if record % 32 == 16 {
         record

@@ -23,6 +23,8 @@ mod product_path;
 pub mod record;
 pub mod recurrent;
 pub mod sampling;
+#[cfg(all(test, target_os = "linux"))]
+mod shapes;
 pub mod span;
 mod streams;
 pub mod texts;

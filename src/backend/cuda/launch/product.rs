@@ -131,7 +131,7 @@ impl ProductPlan {
 }
 
 /// Rows of a stage, and stages of a warp's ring, as `stage_rows` and `stages` of product.cuh.
-fn stages(ty: RecordType) -> (usize, usize) {
+pub(super) fn stages(ty: RecordType) -> (usize, usize) {
     match ty.record_bytes(32) {
         0..=704 => (4, 2),
         705..=900 => (2, 3),
@@ -146,7 +146,7 @@ fn ring_bytes(ty: RecordType) -> usize {
 }
 
 /// Rows of a group, which blocks take turns at where rows are spread, as `WarpShare::GROUP`.
-fn group_rows(ty: RecordType) -> u32 {
+pub(super) fn group_rows(ty: RecordType) -> u32 {
     (WARPS * stages(ty).0) as u32
 }
 

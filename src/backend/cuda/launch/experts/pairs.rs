@@ -26,10 +26,13 @@ pub struct Sorted {
     pub places: u64,
 }
 
+/// `PairTile` of route.cuh.
+pub type PairTile = [u32; 8];
+
 /// Pairs of a step of several sessions, in tiles of one expert each.
 #[derive(Clone, Copy, Debug)]
 pub struct PairTiles {
-    /// `PairTile` of route.cuh, one per tile.
+    /// [`PairTile`], one per tile.
     pub tiles: u64,
     /// u32: how many there are.
     pub count: u64,

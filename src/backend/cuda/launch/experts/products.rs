@@ -21,7 +21,8 @@ const WIDEST_NORM: u32 = 16 * 512;
 /// Weights of a block of products that others' blocks may share a multiprocessor with, as for products of one row.
 const SHARING_BYTES: std::ops::Range<u64> = 120 << 10..400 << 10;
 /// Bytes of a `RouteMemory` of route.cuh.
-const ROUTE_BYTES: usize = (2 * MAX_EXPERTS as usize + 1 + MAX_USED as usize + 1) * 4;
+pub(in crate::backend::cuda::launch) const ROUTE_BYTES: usize =
+    (2 * MAX_EXPERTS as usize + 1 + MAX_USED as usize + 1) * 4;
 /// Shared memory for the router's input and sums.
 const ROUTER_SHARED: usize = 64 * 1024;
 
@@ -126,13 +127,18 @@ impl<'a> Cut<'a> {
     }
 }
 
-/// Bytes of the rings of a block, by `expert_stage_rows` and `expert_stages` of experts_product.cuh.
-fn ring_bytes(ty: RecordType) -> usize {
-    let (rows, stages) = match ty.record_bytes(32) {
+/// Rows of a stage, and stages of a warp's ring, as `expert_stage_rows` and `expert_stages` of experts_product.cuh.
+pub(in crate::backend::cuda::launch) fn stages(ty: RecordType) -> (usize, usize) {
+    match ty.record_bytes(32) {
         0..=704 => (4, 3),
         705..=900 => (2, 4),
         _ => (2, 3),
-    };
+    }
+}
+
+/// Bytes of the rings of a block.
+fn ring_bytes(ty: RecordType) -> usize {
+    let (rows, stages) = stages(ty);
     WARPS * rows * stages * ty.record_bytes(32) as usize
 }
 

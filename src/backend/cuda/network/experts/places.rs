@@ -2,7 +2,7 @@
 
 use crate::backend::cuda::driver::arena::Arena;
 use crate::backend::cuda::launch::args;
-use crate::backend::cuda::launch::experts::{Choice, PairTiles, Sorted};
+use crate::backend::cuda::launch::experts::{Choice, PairTile, PairTiles, Sorted};
 use crate::backend::cuda::launch::matrix::{Inputs, tiled_bytes};
 use crate::backend::cuda::network::plan::Plan;
 
@@ -74,7 +74,7 @@ impl StepExperts {
             inputs: Inputs::place(arena, s.inner_groups),
             sorted: Sorted::place(arena, &s),
             tiles: PairTiles {
-                tiles: arena.array::<[u32; 8]>(s.tiles),
+                tiles: arena.array::<PairTile>(s.tiles),
                 count: arena.array::<u32>(1),
             },
             inner: arena.array::<f32>(s.inner),
