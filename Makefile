@@ -478,7 +478,7 @@ convert:
 	$(TARGET_DIR)/release/ember-convert $(ARGS)
 
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
-# run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize"). With one GPU, "run.sh twins" runs tests that want two:
+# run run.sh (tests, all of them in minutes by "run.sh at-once", then under compute-sanitizer with "run.sh sanitize"). With one GPU, "run.sh twins" runs tests that want two:
 # a second context of that GPU is the other one (tests/driver/twins.c).
 # With EMBERLM_CUDA_ARCHS=80:90 it has the code of older cards, for a Hopper that EMBERLM_CUDA_CAPABILITY=8.0 makes pretend
 # to be one when run.sh or ember-bench runs; so for 75:90 and 7.5, 89:90 and 8.9. The library is as it is shipped and knows nothing of that.
