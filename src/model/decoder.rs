@@ -682,10 +682,19 @@ fn head_dims(source: &Source, hidden: usize, n_heads: usize) -> Result<(usize, u
     const HEADS: &str = "attention.head_count";
     const KEY_LENGTH: &str = "attention.key_length";
     const VALUE_LENGTH: &str = "attention.value_length";
-    let (head_dim, key) = match source.find_size(KEY_LENGTH)? {
-        Some(head_dim) => (head_dim, KEY_LENGTH),
-        None if hidden.is_multiple_of(n_heads) => (hidden / n_heads, HEADS),
-        None => {
+    const ROTATED: &str = "rope.dimension_count";
+    // Files of this family say it so where heads are longer than their share of the width.
+    let by_rope = source.architecture() == "bailingmoe";
+    let rotated = if by_rope {
+        source.find_size(ROTATED)?
+    } else {
+        None
+    };
+    let (head_dim, key) = match (source.find_size(KEY_LENGTH)?, rotated) {
+        (Some(head_dim), _) => (head_dim, KEY_LENGTH),
+        (None, Some(head_dim)) => (head_dim, ROTATED),
+        (None, None) if hidden.is_multiple_of(n_heads) => (hidden / n_heads, HEADS),
+        (None, None) => {
             let problem = format!("is {n_heads}, which does not divide the width {hidden}");
             return Err(source.invalid(HEADS, &problem));
         }

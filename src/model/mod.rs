@@ -13,6 +13,7 @@ mod bloom;
 mod cohere2;
 mod dbrx;
 mod decoder;
+mod deepseek;
 mod deepseek2;
 mod distances;
 mod eagle3;
@@ -39,6 +40,7 @@ mod laguna;
 mod lfm2;
 mod llama;
 mod llama4;
+mod maincoder;
 mod mamba1;
 mod mamba2;
 mod mellum;
@@ -72,6 +74,7 @@ mod seed_oss;
 mod slopes;
 mod smollm3;
 mod source;
+mod spark;
 mod stablelm;
 mod starcoder2;
 mod step35;
@@ -107,6 +110,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("apertus", apertus::describe),
     ("arcee", arcee::describe),
     ("baichuan", llama::baichuan),
+    ("bailingmoe", deepseek::bailingmoe),
     ("bailingmoe2", glm4moe::bailingmoe2),
     ("bailingmoe3", kimi_linear::bailing),
     ("bert", bert::bert),
@@ -117,6 +121,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("cohere2moe", cohere2::experts),
     ("command-r", cohere2::command_r),
     ("dbrx", dbrx::describe),
+    ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
     ("dots1", glm4moe::dots1),
     ("eagle3", eagle3::describe),
@@ -161,6 +166,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("lfm3", lfm2::third),
     ("llama", llama::describe),
     ("llama4", llama4::describe),
+    ("maincoder", maincoder::describe),
     ("mamba", mamba1::describe),
     ("mamba2", mamba2::describe),
     ("mellum", mellum::describe),
@@ -202,6 +208,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("qwen3vlmoe", qwen3moe::vision),
     ("seed_oss", seed_oss::describe),
     ("smollm3", smollm3::describe),
+    ("spark2_5", spark::describe),
     ("stablelm", stablelm::describe),
     ("starcoder", gpt2::starcoder),
     ("starcoder2", starcoder2::describe),

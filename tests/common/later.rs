@@ -706,3 +706,89 @@ pub fn flex_olmo() -> Both {
     model.file.set("flex_olmo.feed_forward_length", 20u32);
     model
 }
+
+/// Maincoder, as a file.
+pub fn maincoder() -> Edited {
+    Both::of("hunyuan", "maincoder", "maincoder", "MaincoderForCausalLM").file
+}
+
+/// Spark X2.5, as a file.
+pub fn spark() -> Edited {
+    let mut model = Both::of("mistral", "spark2_5", "spark2_5", "Spark2_5ForCausalLM");
+    model.set("attn_gate.weight", "self_attn.g_proj.weight", &[40, 3], 0.0);
+    let pattern = flags([true, false]);
+    for (key, value) in [
+        ("attention.sliding_window", 5u32.into()),
+        ("attention.sliding_window_pattern", pattern),
+        ("rope.dimension_count", 12u32.into()),
+        ("rope.dimension_count_swa", 24u32.into()),
+        ("rope.freq_base_swa", 2500f32.into()),
+    ] {
+        model.file.set(&format!("spark2_5.{key}"), value);
+    }
+    model.file
+}
+
+/// Mixtral's tiny model with experts that all tokens share.
+fn with_shared_experts(architecture: &str) -> Both {
+    let mut model = Both::of("mixtral", architecture, architecture, "");
+    for (part, dims) in [("gate", [40, 64]), ("up", [40, 64]), ("down", [64, 40])] {
+        let gguf = format!("ffn_{part}_shexp.weight");
+        model.set(&gguf, &gguf, &dims, 0.0);
+    }
+    for (key, value) in [
+        ("expert_feed_forward_length", 32u32),
+        ("expert_shared_count", 2),
+    ] {
+        model.file.set(&format!("{architecture}.{key}"), value);
+    }
+    model
+}
+
+/// Ling 1, as a file: heads are as long as their rotary embedding.
+pub fn ling_1() -> Edited {
+    let mut file = with_shared_experts("bailingmoe").file;
+    for key in ["attention.key_length", "attention.value_length"] {
+        let key = format!("bailingmoe.{key}");
+        file.metadata.remove(key.as_str()).unwrap();
+    }
+    for (key, value) in [
+        ("rope.dimension_count", Value::from(16u32)),
+        ("expert_weights_norm", true.into()),
+        ("expert_weights_scale", 1.5f32.into()),
+    ] {
+        file.set(&format!("bailingmoe.{key}"), value);
+    }
+    file
+}
+
+/// DeepSeek MoE, as a file: no experts in the first layer.
+pub fn deepseek() -> Edited {
+    let mut model = with_shared_experts("deepseek");
+    for (part, dims) in [
+        ("q", [40, 40]),
+        ("k", [40, 8]),
+        ("v", [40, 8]),
+        ("output", [40, 40]),
+    ] {
+        let gguf = format!("attn_{part}.weight");
+        model.set(&gguf, &gguf, &dims, 0.0);
+    }
+    let of_experts = |name: &str| name.starts_with("blk.0.ffn_") && !name.contains("norm");
+    model.file.tensors.retain(|name, _| !of_experts(name));
+    for (part, dims) in [("gate", [40, 24]), ("up", [40, 24]), ("down", [24, 40])] {
+        let gguf = format!("blk.0.ffn_{part}.weight");
+        model.set_one(&gguf, &gguf, &dims, 0.0);
+    }
+    for (key, value) in [
+        ("attention.head_count", 5u32),
+        ("attention.key_length", 8),
+        ("attention.value_length", 8),
+        ("rope.dimension_count", 8),
+        ("feed_forward_length", 24),
+        ("leading_dense_block_count", 1),
+    ] {
+        model.file.set(&format!("deepseek.{key}"), value);
+    }
+    model.file
+}

@@ -7,8 +7,9 @@ use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::open_family;
 use crate::common::later::{
-    add_post_norms, bloom, dbrx, falcon_rw, flex_olmo, hyperclova, kimi_linear, lfm3, ling_3,
-    long_gpt_neo, mpt, muse_glimmer, olmo_hybrid, plain_step, step, vault_gemma,
+    add_post_norms, bloom, dbrx, deepseek, falcon_rw, flex_olmo, hyperclova, kimi_linear, lfm3,
+    ling_1, ling_3, long_gpt_neo, maincoder, mpt, muse_glimmer, olmo_hybrid, plain_step, spark,
+    step, vault_gemma,
 };
 use crate::common::reference_llama;
 use crate::common::states::{bits, random_life, random_life_of, restored, saved, session_with};
@@ -67,7 +68,7 @@ const fn windowed(
     }
 }
 
-const VARIANTS: [Variant; 23] = [
+const VARIANTS: [Variant; 27] = [
     variant("hyperclova", "hyperclovax", || hyperclova().file),
     variant("hyperclova_post_norms", "hyperclovax", || {
         let mut model = hyperclova();
@@ -103,6 +104,10 @@ const VARIANTS: [Variant; 23] = [
         is_recurrent: true,
         ..variant("lfm3", "lfm3", || lfm3().file)
     },
+    variant("maincoder", "maincoder", maincoder),
+    windowed("spark", "spark2_5", spark),
+    variant("ling_1", "bailingmoe", ling_1),
+    variant("deepseek", "deepseek", deepseek),
     variant("command_r_plus", "command-r", || command_r_plus().file),
     windowed("laguna", "laguna", || laguna().file),
     windowed("wide_laguna", "laguna", || wide_laguna().file),

@@ -1,10 +1,12 @@
 //! Families that came later, made in code of the tiny models of others: as GGUF files and as folders, against the plain evaluation of
 //! their networks.
 
+use crate::common::edit::Edited;
 use crate::common::folder::{Folder, Stored};
 use crate::common::later::{
-    add_post_norms, dbrx, falcon_rw, falling, flex_olmo, gpt_neo, hyperclova, kimi_layers,
-    kimi_linear, lfm3, ling_3, mpt, muse_glimmer, norm_embeddings, olmo_hybrid, step, vault_gemma,
+    add_post_norms, dbrx, deepseek, falcon_rw, falling, flex_olmo, gpt_neo, hyperclova,
+    kimi_layers, kimi_linear, lfm3, ling_1, ling_3, maincoder, mpt, muse_glimmer, norm_embeddings,
+    olmo_hybrid, spark, step, vault_gemma,
 };
 use crate::common::variants::Both;
 use crate::variants::{agrees, agrees_over, network_of};
@@ -852,4 +854,58 @@ fn choices_of_configs_are_kept() {
         "layer_types",
         json!(["full_attention", "full_attention", "full_attention"]),
     );
+}
+
+/// Files that llama.cpp evaluates alike, to 1e-6 of the largest logit, and Spark, whose GELU it approximates, to 1e-3 (release 0.3.36 of its Python
+/// package, caches in f32).
+#[test]
+fn files_of_relatives_of_llama_agree() {
+    let described = |file: &Edited| Network::from_file(&file.open()).unwrap();
+    let network = described(&maincoder());
+    assert!(
+        network.blocks[1]
+            .mixer
+            .as_attention()
+            .unwrap()
+            .norm_after_rope
+    );
+    agrees(&network);
+
+    let file = spark();
+    let network = described(&file);
+    assert_eq!(windows(&network), [Some(5), None]);
+    let rotated = |layer: usize| 2 * network.blocks[layer].mixer.rope().unwrap().inv_freq.len();
+    assert_eq!((rotated(0), rotated(1)), (24, 12));
+    agrees(&network);
+    for gone in [
+        "attention.sliding_window_pattern",
+        "attention.sliding_window",
+    ] {
+        let mut file = file.clone();
+        let key = format!("spark2_5.{gone}");
+        file.metadata.remove(key.as_str()).unwrap();
+        let e = Network::from_file(&file.open()).unwrap_err();
+        assert_eq!(e.status, Status::MissingKey, "{e}");
+        assert!(e.message.contains(gone), "{e}");
+    }
+
+    let file = ling_1();
+    let network = described(&file);
+    let attention = network.blocks[0].mixer.as_attention().unwrap();
+    assert_eq!((attention.head_dim, attention.scale), (16, 0.25));
+    let experts = network.blocks[0].feed_forward.experts().unwrap();
+    assert_eq!((experts.normalize, experts.weight_scale), (true, 1.5));
+    assert_eq!(experts.shared.as_ref().unwrap().mlp.up.weight.rows(), 64);
+    agrees(&network);
+    let mut long = file;
+    long.set("bailingmoe.rope.dimension_count", 1u32 << 20);
+    let e = Network::from_file(&long.open()).unwrap_err();
+    assert_eq!(e.status, Status::InvalidModel, "{e}");
+    assert!(e.message.contains("rope.dimension_count"), "{e}");
+
+    let network = described(&deepseek());
+    assert!(network.blocks[0].feed_forward.experts().is_none());
+    let experts = network.blocks[1].feed_forward.experts().unwrap();
+    assert!(!experts.normalize);
+    agrees(&network);
 }
