@@ -54,7 +54,7 @@ folder = sys.argv[1]
 tokens = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")(TEXT, add_special_tokens=False)["input_ids"]
 model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 # The first of them, for the repository stays small: each depends on those before it alone.
-write("hamlet_f16_logits.bin", model, tokens[:32])
+write("hamlet_f16_logits.bin", model, tokens[:28])
 model.load_state_dict(dict(gguf_weights(here / "../../models/hamlet-7m-Q4_K_M.gguf", model.config)))
-write("hamlet_q4_k_m_logits.bin", model, tokens[:48])
+write("hamlet_q4_k_m_logits.bin", model, tokens[:40])
 print(f"transformers {transformers.__version__}, torch {torch.__version__}")
