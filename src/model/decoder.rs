@@ -84,7 +84,7 @@ impl<'a> Decoder<'a> {
         let hidden = source.size("embedding_length")?;
         let n_heads = match architecture {
             // As many as in the layer with the most of them.
-            "laguna" | "step35" => {
+            "laguna" | "openelm" | "step35" => {
                 let sizes = source.sizes(HEADS, n_layers)?;
                 sizes.into_iter().max().unwrap_or(1)
             }
@@ -566,7 +566,17 @@ impl<'a> Decoder<'a> {
 
     /// Gate, up and down.
     pub(super) fn gated(&self, layer: usize, activation: Activation) -> Result<FeedForward> {
-        let (source, hidden, n_ff) = (&self.source, self.hidden, self.n_ff()?);
+        self.gated_of(layer, self.n_ff()?, activation)
+    }
+
+    /// The same with an inner width of its own.
+    pub(super) fn gated_of(
+        &self,
+        layer: usize,
+        n_ff: usize,
+        activation: Activation,
+    ) -> Result<FeedForward> {
+        let (source, hidden) = (&self.source, self.hidden);
         let name = |part: &str| self.source.part(layer, part);
         Ok(FeedForward::Dense(Box::new(Mlp {
             gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),

@@ -38,6 +38,16 @@ pub(super) fn baichuan(file: &ModelFile) -> Result<Network> {
     if d.n_layers != 40 {
         return dense(&d);
     }
+    falling(&d)
+}
+
+/// Refact, whose scores fall with the distance.
+pub(super) fn refact(file: &ModelFile) -> Result<Network> {
+    falling(&Decoder::read(file, "refact", NormKind::Rms)?)
+}
+
+/// Without a rotary embedding: scores fall with the distance, as steeply as in ALiBi's paper.
+fn falling(d: &Decoder) -> Result<Network> {
     d.refuse_experts()?;
     let slopes = slopes::slopes(d.n_heads, 8.0);
     d.network(|i| {

@@ -56,11 +56,13 @@ mod olmo;
 mod olmo2;
 mod olmo_hybrid;
 mod olmoe;
+mod openelm;
 mod part;
 mod phi2;
 mod phi3;
 mod phimoe;
 mod predictor;
+mod qwen;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
@@ -117,6 +119,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("bitnet", bitnet::describe),
     ("bloom", bloom::bloom),
     ("chatglm", glm4::chatglm),
+    ("codeshell", starcoder2::codeshell),
     ("cohere2", cohere2::describe),
     ("cohere2moe", cohere2::experts),
     ("command-r", cohere2::command_r),
@@ -190,12 +193,14 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("olmo2", olmo2::describe),
     ("olmo_hybrid", olmo_hybrid::describe),
     ("olmoe", olmoe::describe),
+    ("openelm", openelm::describe),
     ("opt", gpt2::opt),
     ("orion", stablelm::orion),
     ("pangu-embedded", qwen2::pangu),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),
     ("phimoe", phimoe::describe),
+    ("qwen", qwen::describe),
     ("qwen2", qwen2::describe),
     ("qwen2moe", qwen2moe::describe),
     ("qwen2vl", qwen2::vision),
@@ -206,6 +211,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("qwen3next", qwen3next::next),
     ("qwen3vl", qwen3::vision),
     ("qwen3vlmoe", qwen3moe::vision),
+    ("refact", llama::refact),
     ("seed_oss", seed_oss::describe),
     ("smollm3", smollm3::describe),
     ("spark2_5", spark::describe),

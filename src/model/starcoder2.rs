@@ -1,4 +1,4 @@
-//! `starcoder2`: StarCoder 2 and Granite Code, with Layer norms, biases and no gate.
+//! `starcoder2`: StarCoder 2 and Granite Code, with Layer norms, biases and no gate. `codeshell`: the same by another name.
 
 use super::decoder::{Decoder, Windows};
 use super::{Activation, Network, NormKind, RopePairing};
@@ -6,7 +6,15 @@ use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let d = Decoder::read(file, "starcoder2", NormKind::Layer)?;
+    network(file, "starcoder2")
+}
+
+pub(super) fn codeshell(file: &ModelFile) -> Result<Network> {
+    network(file, "codeshell")
+}
+
+fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
+    let d = Decoder::read(file, architecture, NormKind::Layer)?;
     d.require(&["attn_norm.bias", "ffn_norm.bias"])?;
     file.tensor("output_norm.bias")?;
     let rope = d.rope(RopePairing::Halves)?;

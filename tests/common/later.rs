@@ -792,3 +792,76 @@ pub fn deepseek() -> Edited {
     }
     model.file
 }
+
+/// The first Qwen, as a file: queries, keys and values in one matrix with biases, and the width of both gate and up.
+pub fn qwen_1() -> Edited {
+    let mut model = Both::of("qwen2", "qwen", "qwen", "QWenLMHeadModel");
+    in_one_matrix(&mut model);
+    model.set("attn_qkv.weight", "attn_qkv.weight", &[48, 144], 0.0);
+    model.set("attn_qkv.bias", "attn_qkv.bias", &[144], 0.0);
+    for (key, value) in [
+        ("attention.head_count_kv", 6u32),
+        ("feed_forward_length", 80),
+    ] {
+        model.file.set(&format!("qwen.{key}"), value);
+    }
+    model.set_one("output.weight", "lm_head.weight", &[48, 96], 0.0);
+    model.file
+}
+
+fn in_one_matrix(model: &mut Both) {
+    let apart = ["attn_q.", "attn_k.", "attn_v."];
+    let tensors = &mut model.file.tensors;
+    tensors.retain(|name, _| !apart.iter().any(|part| name.contains(part)));
+}
+
+/// CodeShell, as a file.
+pub fn codeshell() -> Edited {
+    let mut model = Both::of(
+        "starcoder2",
+        "codeshell",
+        "codeshell",
+        "CodeShellForCausalLM",
+    );
+    let window = "codeshell.attention.sliding_window";
+    model.file.metadata.remove(window).unwrap();
+    model.set_one("output.weight", "lm_head.weight", &[48, 96], 0.0);
+    model.file
+}
+
+/// Refact, as a file.
+pub fn refact() -> Edited {
+    let mut file = Both::of("mistral", "refact", "gpt_refact", "GPTRefactForCausalLM").file;
+    let window = "refact.attention.sliding_window";
+    file.metadata.remove(window).unwrap();
+    file
+}
+
+/// OpenELM, as a file: two heads in the first layer, and three in the second.
+pub fn openelm() -> Edited {
+    let mut model = Both::of("qwen3", "openelm", "openelm", "OpenELMForCausalLM");
+    in_one_matrix(&mut model);
+    model.file.tensors.remove("output.weight").unwrap();
+    for (layer, n_heads, width) in [(0, 2, 24), (1, 3, 40)] {
+        for (part, dims) in [
+            ("attn_qkv", [40, 20 * (n_heads + 2)]),
+            ("attn_output", [20 * n_heads, 40]),
+            ("ffn_gate", [40, width]),
+            ("ffn_up", [40, width]),
+            ("ffn_down", [width, 40]),
+        ] {
+            let gguf = format!("blk.{layer}.{part}.weight");
+            model.set_one(&gguf, &gguf, &dims, 0.0);
+        }
+    }
+    let array = |of_layers: [i64; LAYERS]| Value::Array(Array::I64(of_layers.to_vec()));
+    for (key, value) in [
+        ("attention.head_count", array([2, 3])),
+        ("attention.head_count_kv", array([1, 1])),
+        ("feed_forward_length", array([24, 40])),
+        ("rope.dimension_count", 20u32.into()),
+    ] {
+        model.file.set(&format!("openelm.{key}"), value);
+    }
+    model.file
+}

@@ -7,9 +7,9 @@ use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::open_family;
 use crate::common::later::{
-    add_post_norms, bloom, dbrx, deepseek, falcon_rw, flex_olmo, hyperclova, kimi_linear, lfm3,
-    ling_1, ling_3, long_gpt_neo, maincoder, mpt, muse_glimmer, olmo_hybrid, plain_step, spark,
-    step, vault_gemma,
+    add_post_norms, bloom, codeshell, dbrx, deepseek, falcon_rw, flex_olmo, hyperclova,
+    kimi_linear, lfm3, ling_1, ling_3, long_gpt_neo, maincoder, mpt, muse_glimmer, olmo_hybrid,
+    openelm, plain_step, qwen_1, refact, spark, step, vault_gemma,
 };
 use crate::common::reference_llama;
 use crate::common::states::{bits, random_life, random_life_of, restored, saved, session_with};
@@ -68,7 +68,7 @@ const fn windowed(
     }
 }
 
-const VARIANTS: [Variant; 27] = [
+const VARIANTS: [Variant; 31] = [
     variant("hyperclova", "hyperclovax", || hyperclova().file),
     variant("hyperclova_post_norms", "hyperclovax", || {
         let mut model = hyperclova();
@@ -108,6 +108,10 @@ const VARIANTS: [Variant; 27] = [
     windowed("spark", "spark2_5", spark),
     variant("ling_1", "bailingmoe", ling_1),
     variant("deepseek", "deepseek", deepseek),
+    variant("qwen_1", "qwen", qwen_1),
+    variant("codeshell", "codeshell", codeshell),
+    variant("refact", "refact", refact),
+    variant("openelm", "openelm", openelm),
     variant("command_r_plus", "command-r", || command_r_plus().file),
     windowed("laguna", "laguna", || laguna().file),
     windowed("wide_laguna", "laguna", || wide_laguna().file),

@@ -4,9 +4,9 @@
 use crate::common::edit::Edited;
 use crate::common::folder::{Folder, Stored};
 use crate::common::later::{
-    add_post_norms, dbrx, deepseek, falcon_rw, falling, flex_olmo, gpt_neo, hyperclova,
+    add_post_norms, codeshell, dbrx, deepseek, falcon_rw, falling, flex_olmo, gpt_neo, hyperclova,
     kimi_layers, kimi_linear, lfm3, ling_1, ling_3, maincoder, mpt, muse_glimmer, norm_embeddings,
-    olmo_hybrid, spark, step, vault_gemma,
+    olmo_hybrid, openelm, qwen_1, refact, spark, step, vault_gemma,
 };
 use crate::common::variants::Both;
 use crate::variants::{agrees, agrees_over, network_of};
@@ -856,8 +856,8 @@ fn choices_of_configs_are_kept() {
     );
 }
 
-/// Files that llama.cpp evaluates alike, to 1e-6 of the largest logit, and Spark, whose GELU it approximates, to 1e-3 (release 0.3.36 of its Python
-/// package, caches in f32).
+/// Files that llama.cpp evaluates alike, to 2e-6 of the largest logit, and those with a GELU, which it approximates, to 1e-3 (release 0.3.36
+/// of its Python package, caches in f32).
 #[test]
 fn files_of_relatives_of_llama_agree() {
     let described = |file: &Edited| Network::from_file(&file.open()).unwrap();
@@ -908,4 +908,35 @@ fn files_of_relatives_of_llama_agree() {
     let experts = network.blocks[1].feed_forward.experts().unwrap();
     assert!(!experts.normalize);
     agrees(&network);
+
+    let file = qwen_1();
+    agrees(&described(&file));
+    let mut odd = file;
+    odd.set("qwen.feed_forward_length", 81u32);
+    let e = Network::from_file(&odd.open()).unwrap_err();
+    assert_eq!(e.status, Status::InvalidModel, "{e}");
+    assert!(e.message.contains("qwen.feed_forward_length is 81"), "{e}");
+
+    let network = described(&refact());
+    let attention = network.blocks[1].mixer.as_attention().unwrap();
+    assert!(attention.rope.is_none() && attention.slopes.is_some());
+    agrees(&network);
+    agrees(&described(&codeshell()));
+
+    let file = openelm();
+    let network = described(&file);
+    let heads = |layer: usize| network.blocks[layer].mixer.as_attention().unwrap().n_heads;
+    assert_eq!((heads(0), heads(1)), (2, 3));
+    agrees(&network);
+    for (key, wrong) in [
+        ("attention.head_count", vec![2, 3, 4]),
+        ("attention.head_count_kv", vec![1, 2]),
+        ("feed_forward_length", vec![24, 0]),
+    ] {
+        let mut file = file.clone();
+        file.set(&format!("openelm.{key}"), Value::Array(Array::I64(wrong)));
+        let e = Network::from_file(&file.open()).unwrap_err();
+        assert_eq!(e.status, Status::InvalidModel, "{e}");
+        assert!(e.message.contains("openelm."), "{e}");
+    }
 }
