@@ -357,6 +357,17 @@ impl<'a> Decoder<'a> {
         rope::local_sized(&self.source, sizes, pairing, base)
     }
 
+    /// The same, of as many elements as a key of its own says, if the file has it.
+    pub(super) fn own_local_rope(&self, pairing: RopePairing) -> Result<Rope> {
+        const DIMENSIONS: &str = "rope.dimension_count_swa";
+        let base = self.rope_base()?;
+        if self.source.find_size(DIMENSIONS)?.is_none() {
+            return self.local_rope(pairing, base);
+        }
+        let sizes = (self.head_dim, DIMENSIONS, "attention.key_length");
+        self.sized_local_rope(pairing, sizes, base)
+    }
+
     /// The base of the rotary embedding by its usual key.
     pub(super) fn rope_base(&self) -> Result<f32> {
         rope::base(&self.source)
@@ -400,6 +411,13 @@ impl<'a> Decoder<'a> {
         };
         let windows = local[..self.n_layers].iter();
         Ok(windows.map(|local| local.then_some(window)).collect())
+    }
+
+    /// The windows of a family whose files say which layers have one: nothing goes without saying.
+    pub(super) fn listed_windows(&self) -> Result<Vec<Option<usize>>> {
+        self.source.size("attention.sliding_window")?;
+        self.source.flags("attention.sliding_window_pattern")?;
+        self.windows(Windows::Everywhere)
     }
 
     /// Which layers rotate, if the file says so.
@@ -508,6 +526,31 @@ impl<'a> Decoder<'a> {
         })
     }
 
+    /// Heads of queries and of keys of each layer, where they differ between layers.
+    pub(super) fn heads_by_layer(&self) -> Result<Vec<(usize, usize)>> {
+        const HEADS: &str = "attention.head_count";
+        let n_heads = self.source.sizes(HEADS, self.n_layers)?;
+        let n_kv_heads = (self.source).sizes("attention.head_count_kv", self.n_layers)?;
+        let heads: Vec<_> = n_heads.into_iter().zip(n_kv_heads).collect();
+        if let Some((n, kv)) = heads.iter().find(|(n, kv)| !n.is_multiple_of(*kv)) {
+            let problem = format!("has {n}, which the {kv} KV heads do not divide");
+            return Err(self.source.invalid(HEADS, &problem));
+        }
+        Ok(heads)
+    }
+
+    /// Attention of a layer with so many heads, and heads of keys.
+    pub(super) fn attention_by_heads(
+        &self,
+        layer: usize,
+        (n_heads, n_kv_heads): (usize, usize),
+        rope: Option<&Rope>,
+    ) -> Result<Attention> {
+        let lens = [n_heads, n_kv_heads, n_kv_heads].map(|heads| heads * self.head_dim);
+        let matrices = self.qkv(layer, lens)?;
+        self.attention_of(layer, (n_heads, n_kv_heads), matrices, rope)
+    }
+
     /// The same with norms of queries and keys over each head, if `normed`.
     pub(super) fn normed_attention(
         &self,
@@ -578,13 +621,9 @@ impl<'a> Decoder<'a> {
     ) -> Result<FeedForward> {
         let (source, hidden) = (&self.source, self.hidden);
         let name = |part: &str| self.source.part(layer, part);
-        Ok(FeedForward::Dense(Box::new(Mlp {
-            gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
-            up: source.linear(&name("ffn_up"), hidden, n_ff)?,
-            down: source.linear(&name("ffn_down"), n_ff, hidden)?,
-            inner_norm: None,
-            activation,
-        })))
+        let gate = source.linear(&name("ffn_gate"), hidden, n_ff)?;
+        let up = source.linear(&name("ffn_up"), hidden, n_ff)?;
+        self.mlp(layer, (Some(gate), up), n_ff, activation)
     }
 
     /// Gate and up one below the other in `ffn_up`, and down.
@@ -593,13 +632,7 @@ impl<'a> Decoder<'a> {
         let name = |part: &str| self.source.part(layer, part);
         source.product("feed_forward_length", n_ff, 2)?;
         let [gate, up] = source.fused(&name("ffn_up"), hidden, [n_ff; 2], None)?;
-        Ok(FeedForward::Dense(Box::new(Mlp {
-            gate: Some(gate),
-            up,
-            down: source.linear(&name("ffn_down"), n_ff, hidden)?,
-            inner_norm: None,
-            activation,
-        })))
+        self.mlp(layer, (Some(gate), up), n_ff, activation)
     }
 
     /// Up and down.
@@ -614,12 +647,24 @@ impl<'a> Decoder<'a> {
         n_ff: usize,
         activation: Activation,
     ) -> Result<FeedForward> {
-        let (source, hidden) = (&self.source, self.hidden);
-        let name = |part: &str| self.source.part(layer, part);
+        let up = self.source.part(layer, "ffn_up");
+        let up = self.source.linear(&up, self.hidden, n_ff)?;
+        self.mlp(layer, (None, up), n_ff, activation)
+    }
+
+    /// A gate, perhaps, and up, with the layer's down.
+    fn mlp(
+        &self,
+        layer: usize,
+        (gate, up): (Option<Linear>, Linear),
+        n_ff: usize,
+        activation: Activation,
+    ) -> Result<FeedForward> {
+        let down = self.source.part(layer, "ffn_down");
         Ok(FeedForward::Dense(Box::new(Mlp {
-            gate: None,
-            up: source.linear(&name("ffn_up"), hidden, n_ff)?,
-            down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+            gate,
+            up,
+            down: self.source.linear(&down, n_ff, self.hidden)?,
             inner_norm: None,
             activation,
         })))

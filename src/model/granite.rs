@@ -2,7 +2,7 @@
 //! residual stream and logits. The third one has sinks, windows, and perhaps layers that do not rotate. Layers of the last one
 //! are Mamba 2 or attention, as are those of Bamba, whose files are of that architecture and have no factors. `minicpm`: MiniCPM 1 to 4, of the same form as the first, as is `hyperclovax`.
 
-use super::decoder::{Decoder, Windows};
+use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
 use super::hybrid::{attending, kv_heads};
 use super::mamba2;
@@ -60,10 +60,7 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
 pub(super) fn windowed(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "granite_swa", NormKind::Rms)?;
     let experts = Mixture::find(&d, defaults(&d)?)?;
-    d.source.size("attention.sliding_window")?;
-    // No pattern goes without saying.
-    d.source.flags("attention.sliding_window_pattern")?;
-    let windows = d.windows(Windows::Everywhere)?;
+    let windows = d.listed_windows()?;
     let rope = d.rope(RopePairing::Interleaved)?;
     let rotated = d.rope_pattern()?;
     let mixer = |i: usize| {

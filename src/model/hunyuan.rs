@@ -1,5 +1,6 @@
 //! `hunyuan-dense` and `hunyuan-moe`: Hunyuan V1, with norms of q and k per head after the rotary
-//! embedding, and those with experts, one of which all tokens share.
+//! embedding, and those with experts, one of which all tokens share. `maincoder`: the first of these, whose rotary embedding pairs
+//! neighbours.
 
 use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
@@ -8,9 +9,17 @@ use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let d = Decoder::read(file, "hunyuan-dense", NormKind::Rms)?;
+    dense(file, "hunyuan-dense", RopePairing::Halves)
+}
+
+pub(super) fn maincoder(file: &ModelFile) -> Result<Network> {
+    dense(file, "maincoder", RopePairing::Interleaved)
+}
+
+fn dense(file: &ModelFile, architecture: &'static str, pairing: RopePairing) -> Result<Network> {
+    let d = Decoder::read(file, architecture, NormKind::Rms)?;
     d.refuse_experts()?;
-    network(&d, |i| d.gated(i, Activation::Silu))
+    network(&d, pairing, |i| d.gated(i, Activation::Silu))
 }
 
 /// The ones with experts.
@@ -24,11 +33,15 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
         ..softmax(&d)?
     };
     let experts = Mixture::new(&d, experts)?;
-    network(&d, |i| experts.layer(&d, i))
+    network(&d, RopePairing::Halves, |i| experts.layer(&d, i))
 }
 
-fn network(d: &Decoder, feed_forward: impl Fn(usize) -> Result<FeedForward>) -> Result<Network> {
-    let rope = d.rope(RopePairing::Halves)?;
+fn network(
+    d: &Decoder,
+    pairing: RopePairing,
+    feed_forward: impl Fn(usize) -> Result<FeedForward>,
+) -> Result<Network> {
+    let rope = d.rope(pairing)?;
     d.network(|i| {
         let mut attention = d.normed_attention(i, Some(&rope), true)?;
         attention.norm_after_rope = true;

@@ -1,7 +1,7 @@
 //! `mimo2`: MiMo V2 Flash and V2.5. Values are shorter than keys. Layers with a window have sinks, a rotary embedding and perhaps
 //! KV heads of their own, and experts are chosen by sigmoids and a bias.
 
-use super::decoder::{Decoder, Windows};
+use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, softmax};
 use super::{Network, NormKind, RopePairing, Scoring};
 use crate::error::Result;
@@ -20,10 +20,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let value_scale = d.source.find_positive("attention.value_scale")?;
     let rope = d.rope(RopePairing::Halves)?;
     let local = d.local_rope(RopePairing::Halves, d.rope_base()?)?;
-    d.source.size("attention.sliding_window")?;
-    // No pattern goes without saying.
-    d.source.flags("attention.sliding_window_pattern")?;
-    let windows = d.windows(Windows::Everywhere)?;
+    let windows = d.listed_windows()?;
     let experts = Defaults {
         scoring: Scoring::Sigmoid,
         ..softmax(&d)?

@@ -40,7 +40,6 @@ mod laguna;
 mod lfm2;
 mod llama;
 mod llama4;
-mod maincoder;
 mod mamba1;
 mod mamba2;
 mod mellum;
@@ -169,7 +168,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("lfm3", lfm2::third),
     ("llama", llama::describe),
     ("llama4", llama4::describe),
-    ("maincoder", maincoder::describe),
+    ("maincoder", hunyuan::maincoder),
     ("mamba", mamba1::describe),
     ("mamba2", mamba2::describe),
     ("mellum", mellum::describe),

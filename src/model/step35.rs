@@ -1,27 +1,17 @@
 //! `step35`: Step 3.5 and 3.7 Flash (text). Layers with a window have heads of queries and a rotary embedding of their own. Heads
 //! have gates, experts are chosen by sigmoids and a bias, and feed-forward parts of some layers have limits behind their activation.
 
-use super::decoder::{Decoder, Windows};
+use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
 use super::{Activation, FeedForward, Network, NormKind, RopePairing, Scoring};
 use crate::error::{Result, fail};
 use crate::format::ModelFile;
 
-const HEADS: &str = "attention.head_count";
-const KV_HEADS: &str = "attention.head_count_kv";
 const EVERY: &str = "moe_every_n_layers";
-const LOCAL_DIMENSIONS: &str = "rope.dimension_count_swa";
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let mut d = Decoder::read_uneven(file, "step35", NormKind::Rms)?;
-    let n_heads = d.source.sizes(HEADS, d.n_layers)?;
-    let n_kv_heads = d.source.sizes(KV_HEADS, d.n_layers)?;
-    for (heads, kv) in n_heads.iter().zip(&n_kv_heads) {
-        if !heads.is_multiple_of(*kv) {
-            let problem = format!("has {heads}, which the {kv} KV heads do not divide");
-            return Err(d.source.invalid(HEADS, &problem));
-        }
-    }
+    let heads = d.heads_by_layer()?;
     let limits = Limits::read(&d)?;
     d.leave_out_predictors()?;
     let source = &d.source;
@@ -32,18 +22,9 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             source.key_name(EVERY)
         );
     }
-    source.size("attention.sliding_window")?;
-    // No pattern goes without saying.
-    source.flags("attention.sliding_window_pattern")?;
-    let windows = d.windows(Windows::Everywhere)?;
+    let windows = d.listed_windows()?;
     let rope = d.rope(RopePairing::Halves)?;
-    let local = match source.find_size(LOCAL_DIMENSIONS)? {
-        None => d.local_rope(RopePairing::Halves, d.rope_base()?)?,
-        Some(_) => {
-            let sizes = (d.head_dim, LOCAL_DIMENSIONS, "attention.key_length");
-            d.sized_local_rope(RopePairing::Halves, sizes, d.rope_base()?)?
-        }
-    };
+    let local = d.own_local_rope(RopePairing::Halves)?;
     let experts = Defaults {
         scoring: Scoring::Sigmoid,
         shared_ff: shared_ff(&d)?,
@@ -52,15 +33,12 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let experts = Mixture::new(&d, experts)?;
     d.network(|i| {
         let rope = if windows[i].is_some() { &local } else { &rope };
-        let (n_heads, n_kv_heads) = (n_heads[i], n_kv_heads[i]);
-        let lens = [n_heads, n_kv_heads, n_kv_heads].map(|heads| heads * d.head_dim);
-        let matrices = d.qkv(i, lens)?;
-        let mut attention = d.attention_of(i, (n_heads, n_kv_heads), matrices, Some(rope))?;
+        let mut attention = d.attention_by_heads(i, heads[i], Some(rope))?;
         attention.q_norm = d.norm_of(i, "attn_q_norm", d.head_dim)?;
         attention.k_norm = d.norm_of(i, "attn_k_norm", d.head_dim)?;
         attention.window = windows[i];
         let gate = format!("blk.{i}.attn_gate");
-        attention.gate = Some(source.linear(&gate, d.hidden, n_heads)?);
+        attention.gate = Some(source.linear(&gate, d.hidden, heads[i].0)?);
         let mut feed_forward = experts.or_gated(&d, i)?;
         limits.apply(i, &mut feed_forward);
         d.pre_norm_block(i, attention, feed_forward)

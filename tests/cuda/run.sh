@@ -10,9 +10,9 @@ if [ "$1" = twins ]; then
     LD_LIBRARY_PATH="$PWD/twins:$LD_LIBRARY_PATH" ./test-cuda --include-ignored "${@:-ranks}"
     exit
 fi
-# Ends with a status of its own, and says in a line how a test ended. SLOT is the number of its lane, of LANES, which share GPUS, if any.
+# Says in a line how a test ended. SLOT is the number of its lane, of LANES, which share GPUS, if any.
 if [ "$1" = one ]; then
-    log="$LOGS/$(echo "$2" | tr : _)"
+    log="$LOGS/$2"
     [ "$GPUS" -eq 0 ] || export CUDA_VISIBLE_DEVICES="$((SLOT % GPUS))"
     # Threads of a model on the CPU are as many as its lane has cores.
     cores=$(($(nproc) / LANES))
@@ -21,14 +21,14 @@ if [ "$1" = one ]; then
     timeout "${TEST_SECONDS:-300}" taskset -c "$first-$((first + cores - 1))" ./test-cuda --exact "$2" >"$log" 2>&1
     case $? in
     0) if grep -q '^test result: ok. 1 passed' "$log"; then echo "ok $2"; else echo "ignored $2"; fi ;;
-    124) echo "FAILED $2: not done after ${TEST_SECONDS:-300} s" ;;
+    124) echo "FAILED $2 (not done after ${TEST_SECONDS:-300} s)" ;;
     *) echo "FAILED $2" ;;
     esac
     exit
 fi
 if [ "$1" = at-once ]; then
     LOGS=$(mktemp -d) && export LOGS
-    ./test-cuda --list 2>"$LOGS/missing" | sed -n 's/: test$//p' | grep -E "${2:-.}" >"$LOGS/names"
+    ./test-cuda --list 2>/dev/null | sed -n 's/: test$//p' | grep -E "${2:-.}" >"$LOGS/names"
     [ -s "$LOGS/names" ] || { echo "no test has such a name"; exit 1; }
     touch "$LOGS/results"
     gpus=$(nvidia-smi -L | wc -l)
@@ -46,10 +46,10 @@ if [ "$1" = at-once ]; then
     grep -E "$several" "$LOGS/names" | grep -E "$alone" | lanes 1 0
     echo "$(grep -c ^ok "$LOGS/results") passed, $(grep -c ^ignored "$LOGS/results") ignored, of $(wc -l <"$LOGS/names"); logs in $LOGS"
     status=0
-    for name in $(sed -n 's/^FAILED \([^ ]*[^ :]\):\{0,1\}\( .*\)\{0,1\}$/\1/p' "$LOGS/results"); do
+    for name in $(sed -n 's/^FAILED \([^ ]*\).*/\1/p' "$LOGS/results"); do
         status=1
         echo "== $name"
-        grep -v ^ignored "$LOGS/$(echo "$name" | tr : _)" | tail -n 15
+        grep -v ^ignored "$LOGS/$name" | tail -n 15
     done
     exit $status
 fi

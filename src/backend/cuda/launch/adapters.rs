@@ -13,7 +13,7 @@ pub(in crate::backend::cuda) const THIN_ROWS: usize = 512;
 const ROWS_AT_ONCE: u32 = 8;
 const THREADS: u32 = 128;
 /// A warp for each part of a row of `A`.
-const LORA_DOWN_THREADS: u32 = args::LORA_DOWN_PARTS * 32;
+pub(super) const LORA_DOWN_THREADS: u32 = args::LORA_DOWN_PARTS * 32;
 /// The most ranks, of all linear layers of a product, for which it adds itself what adapters have: beyond, its blocks would
 /// wait too long.
 pub(in crate::backend::cuda) const MOST_RANKS: usize = 256;

@@ -1,9 +1,9 @@
 //! Shapes that host and kernels each work out, such as stages of rings and what a block's shared memory holds: a C++ compiler says of
 //! all types whether both come to the same.
 
-use super::args::{self, INPUT_BYTES};
+use super::args::INPUT_BYTES;
 use super::record::RecordType;
-use super::{attention, experts, feed_forward, matrix, matvec_batch, product};
+use super::{adapters, attention, experts, feed_forward, matrix, matvec_batch, product};
 use crate::model::Activation;
 use std::io::Write;
 use std::path::Path;
@@ -114,10 +114,8 @@ fn conditions() -> Vec<String> {
     same("BATCH_CLUSTER".into(), matvec_batch::CLUSTER);
     same("BATCH_THREADS".into(), matvec_batch::THREADS as usize);
     same("INPUT_BYTES".into(), INPUT_BYTES as usize);
-    same(
-        "LORA_DOWN_THREADS".into(),
-        args::LORA_DOWN_PARTS as usize * 32,
-    );
+    let threads = adapters::LORA_DOWN_THREADS as usize;
+    same("LORA_DOWN_THREADS".into(), threads);
     let (alpha, limit) = (1.0, 1.0);
     for (name, activation) in [
         ("SILU", Activation::Silu),
@@ -158,7 +156,6 @@ fn kernels_have_the_same() {
     }
     // One that does not hold is found.
     conditions.push(format!("stages<{}>() == 7", RecordType::Q4K.number()));
-    let mut compiler = self::compiler().expect("as before");
     let wrong = succeeds(&mut compiler, &text_of(&conditions)).expect_err("seven stages");
     assert!(
         wrong.contains("static assertion failed") || wrong.contains("static_assert"),
