@@ -3890,8 +3890,8 @@ ember_status ember_embedder_free(struct ember_embedder *embedder);
  * Loads a LoRA adapter for a model. `path` names a folder as the PEFT library writes it
  * (`adapter_config.json` and `adapter_model.safetensors`; the path of one of the two works, too) or a GGUF file of
  * an adapter (`general.type` is `adapter`). Ranks and alphas by pattern and rsLoRA are supported; any matrix of attention,
- * recurrent layers, feed-forward parts, the token embedding and the head can have a part in it. On a CPU alone, so can routers, the
- * experts that these choose, and `kv_b_proj` of latent attention. The adapter is read into memory of
+ * recurrent layers, feed-forward parts, routers, experts, the token embedding and the head can have a part in it, as can `kv_b_proj` of
+ * latent attention. The adapter is read into memory of
  * the model's device, in F32, F16 or BF16 as its file has it (quantized ones become F32), and its file is not needed any
  * longer. The new handle is written to `out` and has to be freed with `ember_adapter_free`. Any thread may call it.
  *

@@ -1,7 +1,7 @@
 //! LoRA adapters, checked against the network that they are for.
 
-use super::MatrixCut;
 use super::network::{Block, FeedForward, Linear, Mixer, Network};
+use super::{MatrixCut, Pieces};
 use crate::error::{Result, fail, try_vec};
 use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, EMBEDDING, MAX_RANK, swapped};
 use crate::format::{ModelFile, Tensor, TensorId};
@@ -199,7 +199,7 @@ struct Part {
     rows: usize,
 }
 
-/// The matrices of a block that adapters can be added to on any device.
+/// The matrices of a block that every token is multiplied with, and that adapters can be added to.
 fn linears(block: &Block) -> Vec<&Linear> {
     // Thin matrices beside attention and several streams have ways of their own.
     if block.streams.is_some() {
@@ -225,8 +225,8 @@ fn linears(block: &Block) -> Vec<&Linear> {
     all
 }
 
-/// Those that adapters can be added to on a CPU alone: of routers, of experts that these choose, and of heads of latent attention.
-fn linears_of_cpu(block: &Block) -> Vec<(Kind, &Linear)> {
+/// The others that adapters can be added to: of routers, of experts that these choose, and of heads of latent attention.
+fn linears_apart(block: &Block) -> Vec<(Kind, &Linear)> {
     if block.streams.is_some() {
         return Vec::new();
     }
@@ -244,29 +244,25 @@ fn linears_of_cpu(block: &Block) -> Vec<(Kind, &Linear)> {
     all
 }
 
-/// The linear layers of a network that adapters can be added to on a CPU alone.
-pub fn linears_adaptable_on_cpu(network: &Network) -> impl Iterator<Item = &Linear> {
-    let all = network.blocks.iter().flat_map(linears_of_cpu);
+/// The linear layers of a network that adapters can be added to, apart from [`adaptable_linears`]: of routers, of experts that
+/// these choose, and of heads of latent attention.
+pub fn linears_adaptable_apart(network: &Network) -> impl Iterator<Item = &Linear> {
+    let all = network.blocks.iter().flat_map(linears_apart);
     all.map(|(_, linear)| linear)
 }
 
-/// The linear layers of a network that adapters can be added to on any device.
+/// The linear layers of a network that every token is multiplied with, and that adapters can be added to.
 pub fn adaptable_linears(network: &Network) -> impl Iterator<Item = &Linear> {
     let head = network.ends().then_some(&network.head);
     network.blocks.iter().flat_map(linears).chain(head)
 }
 
-/// The same, and what each is of the matrix that an adapter has a pair for.
-pub fn adaptable_cuts(network: &Network) -> impl Iterator<Item = (&Linear, MatrixCut)> {
-    adaptable_linears(network).map(|linear| {
-        let cuts = network.cuts.as_deref();
-        let cut = cuts.and_then(|cuts| cuts.get(&linear.weight.id()));
-        let cut = cut.cloned();
-        (
-            linear,
-            cut.unwrap_or_else(|| MatrixCut::none(&linear.weight)),
-        )
-    })
+/// What a linear layer of a network is of the matrix that an adapter has a pair for.
+pub fn adaptable_cut(network: &Network, linear: &Linear) -> MatrixCut {
+    let cuts = network.cuts.as_deref();
+    let cut = cuts.and_then(|cuts| cuts.get(&linear.weight.id()));
+    cut.cloned()
+        .unwrap_or_else(|| MatrixCut::none(&linear.weight))
 }
 
 impl Adaptable {
@@ -276,7 +272,7 @@ impl Adaptable {
         let mut by_name = HashMap::<&str, Vec<(Kind, &Linear)>>::new();
         for block in &network.blocks {
             let plain = linears(block).into_iter().map(|l| (Kind::Plain, l));
-            for (kind, linear) in plain.chain(linears_of_cpu(block)) {
+            for (kind, linear) in plain.chain(linears_apart(block)) {
                 let all = by_name.entry(&linear.weight.name).or_default();
                 all.push((kind, linear));
             }
@@ -475,36 +471,57 @@ impl LowRank {
         &self.a[index * each..][..each]
     }
 
-    /// What it adds to some rows of its matrix by some columns of that: those of all columns add up to what it adds.
+    /// What it adds to some rows of its matrices, as many of each that has any, by some columns of these: those of all columns add up to
+    /// what it adds.
     pub fn cut(&self, cut: &MatrixCut) -> Result<LowRank> {
+        // Matrices, and their rows.
+        let own = |index: usize| {
+            let first = index * self.outputs;
+            let inside = cut.rows.within(first..first + self.outputs);
+            let ranges = inside.ranges().iter();
+            Pieces::new(ranges.map(|range| range.start - first..range.end - first))
+        };
+        let all = (0..self.stack).map(|index| (index, own(index)));
+        let mine: Vec<(usize, Pieces)> = all.filter(|(_, rows)| !rows.is_empty()).collect();
+        let outputs = cut.rows.len() / mine.len().max(1);
+        if mine.iter().any(|(_, rows)| rows.len() != outputs) || outputs == 0 {
+            fail!(Internal, "tensor {}: rows of unlike matrices", self.name);
+        }
         let element = self.a_type.block_bytes();
         let row = cut.columns.len() * element;
-        let mut a = try_vec(self.rank * row, 0u8, "an adapter")?;
-        let rows = self.a.chunks_exact(self.inputs * element);
+        let mut a = try_vec(mine.len() * self.rank * row, 0u8, "an adapter")?;
+        let rows = mine
+            .iter()
+            .flat_map(|(index, _)| self.a_of(*index).chunks_exact(self.inputs * element));
         for (to, from) in a.chunks_exact_mut(row).zip(rows) {
             cut.columns.take(element, from, to);
         }
-        debug_assert!(self.stack == 1);
         Ok(LowRank {
             name: self.name.clone(),
+            stack: mine.len(),
             inputs: cut.columns.len(),
-            outputs: cut.rows.len(),
+            outputs,
             a,
             b: match &self.b {
-                Floats::F32(b) => Floats::F32(self.rows(b, cut)?),
-                Floats::F16(b) => Floats::F16(self.rows(b, cut)?),
-                Floats::BF16(b) => Floats::BF16(self.rows(b, cut)?),
+                Floats::F32(b) => Floats::F32(self.rows(b, &mine)?),
+                Floats::F16(b) => Floats::F16(self.rows(b, &mine)?),
+                Floats::BF16(b) => Floats::BF16(self.rows(b, &mine)?),
             },
             ..*self
         })
     }
 
-    /// Of its columns `b`, some rows.
-    fn rows<N: Copy + Default>(&self, b: &[N], cut: &MatrixCut) -> Result<Vec<N>> {
-        let mut rows = try_vec(self.rank * cut.rows.len(), N::default(), "an adapter")?;
-        let columns = b.chunks_exact(self.outputs);
-        for (to, column) in rows.chunks_exact_mut(cut.rows.len()).zip(columns) {
-            cut.rows.take(1, column, to);
+    /// Of the columns `b` of some matrices, some rows.
+    fn rows<N: Copy + Default>(&self, b: &[N], mine: &[(usize, Pieces)]) -> Result<Vec<N>> {
+        let all: usize = mine.iter().map(|(_, rows)| rows.len()).sum();
+        let mut rows = try_vec(self.rank * all, N::default(), "an adapter")?;
+        let mut at = 0;
+        for (index, pieces) in mine {
+            let matrix = &b[index * self.rank * self.outputs..][..self.rank * self.outputs];
+            for column in matrix.chunks_exact(self.outputs) {
+                pieces.take(1, column, &mut rows[at..at + pieces.len()]);
+                at += pieces.len();
+            }
         }
         Ok(rows)
     }

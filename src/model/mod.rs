@@ -83,8 +83,8 @@ mod t5;
 mod unused;
 
 pub use adapter::{
-    Adaptable, Adapter, AdapterSet, AdapterUse, EmbeddingPair, Floats, LowRank, adaptable_cuts,
-    adaptable_linears, linears_adaptable_on_cpu,
+    Adaptable, Adapter, AdapterSet, AdapterUse, EmbeddingPair, Floats, LowRank, adaptable_cut,
+    adaptable_linears, linears_adaptable_apart,
 };
 pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, Distances,

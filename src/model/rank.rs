@@ -316,8 +316,19 @@ fn experts_share(experts: &mut Experts, cutter: &mut Cutter) -> Share<()> {
     let rank = cutter.rank;
     let inner = inner_of(&experts.down, rank)?;
     let (n, n_ff) = (experts.n_experts, experts.n_ff);
-    let of_each = |linear: &Linear, pieces: &[Range<usize>]| -> Share<Linear> {
+    let mut of_each = |linear: &Linear, pieces: &[Range<usize>]| -> Share<Linear> {
+        let whole = MatrixCut::none(&linear.weight);
         let weight = Tensor::rows_of_each(&linear.weight, n, pieces).map_err(|e| e.message)?;
+        let period = linear.weight.rows() / n;
+        let rows = (0..n).flat_map(|i| {
+            let of = move |rows: &Range<usize>| i * period + rows.start..i * period + rows.end;
+            pieces.iter().map(of)
+        });
+        let cut = MatrixCut {
+            rows: Pieces::new(rows),
+            ..whole
+        };
+        cutter.cuts.insert(weight.id(), cut);
         let bias = linear.bias.as_ref().map(|bias| {
             let bias = bias.with_rows_of(n_ff);
             Tensor::columns(&bias, std::slice::from_ref(&inner)).map_err(|e| e.message)

@@ -44,44 +44,20 @@ pub fn decode_together(sessions: &mut [Session], count: usize) -> Vec<Vec<u32>> 
     tokens
 }
 
-/// An adapter of the model of a file, of a rank and type, with pairs for the token embedding and every plain matrix that can have one on
-/// any device. `size` is that of the numbers of `B`.
-pub fn random_adapter(
-    model: &Arc<Model>,
-    path: &Path,
-    which: (u64, usize, TensorType),
-    size: f32,
-) -> Adapter {
-    adapter_of(model, path, which, size, 2)
-}
-
-/// The same with pairs for those of experts and heads, too, which adapters on a CPU can have.
-pub fn random_adapter_of_all(
-    model: &Arc<Model>,
-    path: &Path,
-    which: (u64, usize, TensorType),
-    size: f32,
-) -> Adapter {
-    adapter_of(model, path, which, size, 3)
-}
-
 const EMBEDDING: &str = "token_embd.weight";
-/// Parts of names of matrices whose adapters a GPU refuses: routers, and those of latent attention's heads.
-const ON_CPU_ALONE: [&str; 2] = [".ffn_gate_inp.", ".attn_kv_b."];
-
-fn adapter_of(
+/// An adapter of the model of a file, of a rank and type, with pairs for the token embedding and every matrix that can have one, those of
+/// experts and heads among them. `size` is that of the numbers of `B`.
+pub fn random_adapter(
     model: &Arc<Model>,
     path: &Path,
     (seed, rank, ty): (u64, usize, TensorType),
     size: f32,
-    dims: usize,
 ) -> Adapter {
     let file = ModelFile::open(path).unwrap();
     let mut names: Vec<&str> = (file.tensors.iter())
-        .filter(|(_, t)| (2..=dims).contains(&t.dims.len()) && t.rows() > 1)
+        .filter(|(_, t)| (2..=3).contains(&t.dims.len()) && t.rows() > 1)
         .filter(|(name, _)| name.starts_with("blk."))
         .map(|(name, _)| &**name)
-        .filter(|name| dims > 2 || !ON_CPU_ALONE.iter().any(|part| name.contains(part)))
         .collect();
     names.sort_unstable();
     names.extend(["output.weight", EMBEDDING]);

@@ -1,10 +1,12 @@
 //! LoRA adapters on a GPU: against peft, against the CPU, and that sessions with different ones do not see each other.
 
 use crate::common::adapters::{adapted, decode, decode_together, logits, random_adapter, scaled};
+use crate::common::convert::{self, rewritten_bytes};
 use crate::common::expected::Expected;
 use crate::common::families::FAMILIES;
-use crate::common::repository_file;
 use crate::common::states::{bits, restored, saved, session, session_with};
+use crate::common::tiny::Tiny;
+use crate::common::{TempDir, repository_file};
 use crate::gpu::{Tests, context, load_on};
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions};
@@ -30,6 +32,10 @@ pub fn tests(tests: &mut Tests) {
         Box::new(|| as_on_a_cpu(&hamlet_path(), "hamlet")),
     ));
     tests.push(("adapters::batches".into(), Box::new(batches)));
+    tests.push((
+        "adapters::batches_of_experts".into(),
+        Box::new(batches_of_experts),
+    ));
     tests.push(("adapters::others".into(), Box::new(others)));
     tests.push(("adapters::kept".into(), Box::new(kept)));
     tests.push(("adapters::drafts".into(), Box::new(drafts)));
@@ -173,30 +179,79 @@ fn hamlet() -> (Arc<Model>, Adapter, Adapter) {
 
 fn batches() {
     let (model, first, second) = hamlet();
+    same_in_batches("hamlet", &model, &first, &second);
+}
+
+/// Also of sessions whose adapters leave experts and heads alone, and of those without any.
+fn batches_of_experts() {
+    let dir = TempDir::new("gpu-adapters-experts");
+    let tiny = Tiny {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        hidden: 256,
+        ff: 512,
+        experts: Some((8, 3)),
+        ty: TensorType::F16,
+        ..Tiny::default()
+    };
+    let source = ModelFile::from_bytes(&tiny.bytes()).unwrap();
+    let mut files = Vec::new();
+    for ty in [TensorType::Q4K, TensorType::Q8_0, TensorType::IQ4XS] {
+        let bytes = rewritten_bytes(&source, |tensor| match tensor.dims.len() {
+            1 => (tensor.ty, tensor.bytes().to_vec()),
+            _ => (ty, convert::quantized(tensor, ty)),
+        });
+        let name = ty.name();
+        files.push((name, dir.file(&format!("{name}.gguf"), &bytes)));
+    }
+    let families = [
+        "mixtral",
+        "qwen2_moe",
+        "deepseek_v3",
+        "llama4",
+        "gpt_oss",
+        "granite_moe",
+        "gemma4_moe",
+        "nemotron_h_latent",
+        "mistral4",
+    ];
+    files.extend(families.map(|name| (name, family_path(name))));
+    for (name, path) in files {
+        let model = load(&path);
+        let [first, second] = [(7, 8, TensorType::F16), (8, 5, TensorType::F32)]
+            .map(|which| random_adapter(&model, &path, which, 0.02));
+        let data = first.data();
+        assert!(data.has_experts || data.has_heads, "{name}");
+        same_in_batches(name, &model, &first, &second);
+    }
+}
+
+fn same_in_batches(name: &str, model: &Arc<Model>, first: &Adapter, second: &Adapter) {
     let tokens = text(model.details().n_vocab, 9);
     let sets: [&[WantedAdapter]; 7] = [
         &[],
-        &[scaled(&first, 1.0)],
-        &[scaled(&second, 1.0)],
-        &[scaled(&second, 1.0)],
-        &[scaled(&first, 0.5), scaled(&second, -2.0)],
-        &[scaled(&second, 0.0)],
-        &[scaled(&second, 0.3), scaled(&first, 0.1)],
+        &[scaled(first, 1.0)],
+        &[scaled(second, 1.0)],
+        &[scaled(second, 1.0)],
+        &[scaled(first, 0.5), scaled(second, -2.0)],
+        &[scaled(second, 0.0)],
+        &[scaled(second, 0.3), scaled(first, 0.1)],
     ];
+    // The one without adapters is in all batches.
     for count in [2, 3, 7] {
         let make = || {
-            sets[7 - count..]
-                .iter()
-                .map(|set| with(&model, set, &tokens))
+            let sets = sets[..1].iter().chain(&sets[8 - count..]);
+            sets.map(|set| with(model, set, &tokens))
                 .collect::<Vec<_>>()
         };
         let mut alone = make();
         let tokens: Vec<Vec<u32>> = alone.iter_mut().map(|s| decode(s, 8)).collect();
         let mut together = make();
         let of_batches = decode_together(&mut together, 8);
-        assert_eq!(of_batches, tokens, "{count} sessions");
+        assert_eq!(of_batches, tokens, "{name}: {count} sessions");
         for (i, (a, b)) in alone.iter_mut().zip(&mut together).enumerate() {
-            assert!(bits(a) == bits(b), "{count} sessions, session {i}");
+            assert!(bits(a) == bits(b), "{name}: {count} sessions, session {i}");
         }
     }
 }

@@ -300,6 +300,109 @@ void compare_rows(bool half) {
     }
 }
 
+// Entries with a matrix each: of tokens' experts, in the order of tokens or of experts, of heads, and of a router.
+enum Entries { BY_TOKENS, INNER, BY_EXPERTS, OF_HEADS, OF_ROUTER };
+void compare_each(Entries kind) {
+    constexpr uint32_t ROWS = 5, MATRICES = 3, MATRIX_ROWS = 1100, FIRST = 40, OUTPUTS = 1050, HEAD = 50;
+    const bool is_chosen = kind <= BY_EXPERTS, heads = kind == OF_HEADS, one_session = kind == BY_EXPERTS;
+    const uint32_t per_row = kind == OF_ROUTER ? 1 : heads ? MATRICES : 2, matrices = kind == OF_ROUTER ? 1 : MATRICES;
+    const uint32_t entries = ROWS * per_row, inputs = kind == INNER ? entries : ROWS, len = heads ? HEAD - 9 : WIDTH;
+    const uint32_t groups = heads ? 2 : GROUPS, width = groups * 32, out_stride = heads ? MATRICES * OUTPUTS + 3 : OUTPUTS + 5;
+    testing = "entries " + std::to_string(kind);
+    // Two adapters; rows in the middle belong to a session without any.
+    AdapterPair* pairs = allocate<AdapterPair>(4);
+    memset((void*)pairs, 0, 4 * sizeof(AdapterPair));
+    std::vector<Adapters::Matrices> thin;
+    for (uint32_t u = 0; u < 2; u++) {
+        AdapterPair& p = pairs[2 + u];
+        p.rank = u ? 16 : 5;
+        p.a_type = u + 1;
+        p.b_type = u;
+        p.scale = 0.5f - (float)u * 0.875f;
+        thin.push_back({Thin(matrices * p.rank, len, width, p.a_type), Thin(matrices * MATRIX_ROWS, p.rank, ranks_of(p), p.b_type)});
+        p.a = thin[u].a.data;
+        p.b = thin[u].b.data;
+    }
+    Session with{}, without{};
+    with.adapters = (uint64_t)pairs;
+    with.adapter_uses = 2;
+    const Session* sessions[ROWS] = {&with, &with, &without, &with, &with};
+    AdaptEachArgs a{};
+    a.sessions = sessions;
+    a.groups = groups;
+    a.len = len;
+    a.per_row = per_row;
+    a.out_stride = out_stride;
+    a.out_scale = heads ? 0.25f : 1.0f;
+    a.one_session = one_session;
+    a.of_slots = kind == INNER;
+    a.linear = 1;
+    a.matrices = matrices;
+    a.matrix_rows = MATRIX_ROWS;
+    a.first = FIRST;
+    a.outputs = OUTPUTS;
+    const uint32_t chosen[ROWS * 2] = {2, 0, 1, 0, 2, 1, 0, 2, 2, 1}, slots[ROWS * 2] = {1, 3, 6, 2, 5, 9, 0, 4, 7, 8};
+    if (is_chosen) a.chosen = chosen;
+    if (kind == BY_EXPERTS) a.slots = slots;
+    // Inputs in their forms, and what they stand for: of heads one for each matrix.
+    const uint32_t x_stride = heads ? MATRICES * HEAD : width;
+    std::vector<float> x(inputs * x_stride + width), scale(inputs), q8_scale(inputs * groups);
+    std::vector<int8_t> q8(inputs * width);
+    __half* halves = allocate<__half>(tiles_of(width, TILE_K) * TILE_BYTES / 2);
+    for (float& v : x) v = (float)(__half)random_float();
+    for (float& v : scale) v = 1.0f + random_float() * 0.5f;
+    for (float& v : q8_scale) v = random_float();
+    if (kind == BY_TOKENS) {
+        for (uint32_t i = 0; i < q8.size(); i++) x[i] = (float)(q8[i] = (int8_t)(random_float() * 100.0f)) * q8_scale[i / 32];
+        a.q8 = q8.data();
+        a.q8_scale = q8_scale.data();
+    } else if (kind == BY_EXPERTS) {
+        for (uint32_t i = 0; i < inputs * width; i++) {
+            ((__half*)((uint8_t*)halves + tiled(i / width, i % width / 8 * 8, tiles_of(width, TILE_K))))[i % 8] = (__half)x[i];
+            x[i] *= scale[i / width];
+        }
+        a.f16 = halves;
+        a.f16_scale = scale.data();
+    } else {
+        a.f32 = x.data();
+        a.x_stride = x_stride;
+        a.x_matrix = heads ? HEAD : 0;
+    }
+    a.out_matrix = heads ? OUTPUTS : 0;
+    a.halves = heads;
+    std::vector<float> out((is_chosen ? entries : ROWS) * out_stride);
+    std::vector<__half> out_halves(out.size());
+    for (uint32_t i = 0; i < out.size(); i++) out[i] = (float)(out_halves[i] = (__half)random_float());
+    std::vector<double> right(out.begin(), out.end());
+    for (uint32_t slot = 0; slot < entries; slot++) {
+        const uint32_t entry = kind == BY_EXPERTS ? slots[slot] : slot, row = entry / per_row;
+        const uint32_t matrix = is_chosen ? chosen[entry] : heads ? entry % per_row : 0;
+        if (sessions[one_session ? 0 : row] == &without) continue;
+        const float* of = x.data() + (kind == INNER ? slot : row) * x_stride + (heads ? matrix * HEAD : 0);
+        const std::vector<double> input(of, of + len);
+        for (uint32_t u = 0; u < 2; u++) {
+            std::vector<double> between;
+            for (uint32_t k = 0; k < pairs[2 + u].rank; k++) between.push_back(thin[u].a.row_times(matrix * pairs[2 + u].rank + k, input));
+            for (uint32_t o = 0; o < OUTPUTS; o++)
+                right[(is_chosen ? slot : row) * out_stride + (heads ? matrix * OUTPUTS : 0) + o] +=
+                    (double)a.out_scale * pairs[2 + u].scale * thin[u].b.row_times(matrix * MATRIX_ROWS + FIRST + o, between);
+        }
+    }
+    a.out = heads ? (uint8_t*)out_halves.data() : (uint8_t*)out.data();
+    for (uint32_t y = 0; y < (OUTPUTS + ADAPT_EACH_OUTPUTS - 1) / ADAPT_EACH_OUTPUTS; y++)
+        run(entries, ADAPT_EACH_THREADS, [&] {
+            emulator::thread->block->index.y = y;
+            adapt_each(a);
+        });
+    if (!heads) return check_close(out, right, "what is added");
+    double most = 0.0, largest = 0.0;
+    for (uint32_t i = 0; i < right.size(); i++) {
+        most = std::max(most, fabs((double)(float)out_halves[i] - right[i]));
+        largest = std::max(largest, fabs(right[i]));
+    }
+    check(most > 0.0 && most <= 2e-3 * largest, "what is added to halves is too far from f64");
+}
+
 template <uint32_t T> void compare_type() {
     compare_products<T, false>(PLAIN, 1, 1, true);
     compare_products<T, false>(PLAIN, 3, 2, false);
@@ -317,6 +420,7 @@ int main() {
     compare_type<Q8_0>();
     compare_rows(false);
     compare_rows(true);
+    for (const Entries kind : {BY_TOKENS, INNER, BY_EXPERTS, OF_HEADS, OF_ROUTER}) compare_each(kind);
     printf("%d failures\n", failures);
     return failures > 0;
 }

@@ -3,7 +3,7 @@
 use super::adapters::{
     Case, Files, TOKENS, load_model, model, refused, rename, resize, same_as_merged, with,
 };
-use crate::common::adapters::{decode, decode_together, random_adapter_of_all, scaled};
+use crate::common::adapters::{decode, decode_together, random_adapter, scaled};
 use crate::common::folder::{Stored, family_path};
 use crate::common::states::bits;
 use crate::common::{TempDir, cpu};
@@ -282,7 +282,7 @@ fn experts_may_have_ranks_and_factors_of_their_own() {
 fn adapters(model: &Arc<Model>, family: &str) -> [Adapter; 2] {
     let path = family_path(family).join("model.gguf");
     [(1, 3, TensorType::F32), (2, 2, TensorType::BF16)]
-        .map(|which| random_adapter_of_all(model, &path, which, 0.2))
+        .map(|which| random_adapter(model, &path, which, 0.2))
 }
 
 /// A session's bits depend neither on how a text is cut, nor on threads, nor on what shares a batch.

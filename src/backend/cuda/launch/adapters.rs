@@ -34,6 +34,7 @@ pub struct OneSession {
     pub(in crate::backend::cuda) words: u64,
     pub(in crate::backend::cuda) n_words: u32,
     pub(in crate::backend::cuda) room: Room,
+    pub(in crate::backend::cuda) reach: Reach,
 }
 
 /// Of which sessions products may have adapters.
@@ -44,7 +45,30 @@ pub enum Adapters {
     /// Of the only one.
     One(OneSession),
     /// Any.
-    Any,
+    Any(Reach),
+}
+
+impl Adapters {
+    /// Which products that are.
+    pub fn reach(&self) -> Reach {
+        match self {
+            Adapters::None => Reach::None,
+            Adapters::One(one) => one.reach,
+            Adapters::Any(reach) => *reach,
+        }
+    }
+}
+
+/// The products that adapters add to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// None.
+    #[default]
+    None,
+    /// Those that every token goes through.
+    Common,
+    /// Those of routers, of experts that these choose, and of heads of latent attention, too.
+    All,
 }
 
 impl OneSession {
@@ -84,6 +108,19 @@ impl OneSession {
         // SAFETY: by contract, the words of a session's adapters, as many as there are.
         unsafe { stream.fill32(self.words, 0, 2 * self.n_words as usize) }
     }
+}
+
+/// Matrices that adapters can be added to and that not every token is multiplied with: as many, one below the other.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptedApart {
+    /// Which linear layer of the network they are.
+    pub(in crate::backend::cuda) linear: u32,
+    pub(in crate::backend::cuda) matrices: u32,
+    /// Rows of each.
+    pub(in crate::backend::cuda) matrix_rows: u32,
+    /// Of these rows, the outputs.
+    pub(in crate::backend::cuda) first: u32,
+    pub(in crate::backend::cuda) outputs: u32,
 }
 
 /// The input of a product that adapters add to, in the forms that were written.
@@ -138,6 +175,22 @@ impl Kernels {
         let grid = (of.args.outputs.div_ceil(THREADS), rows, 1);
         // SAFETY: by contract, all addresses are valid.
         unsafe { self.launch(stream, id, grid, THREADS, 0, &of.args) }
+    }
+
+    /// Adds what adapters have for so many entries with a matrix each.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(in crate::backend::cuda) unsafe fn adapt_each(
+        &self,
+        stream: &Stream,
+        args: &args::AdaptEach,
+        entries: u32,
+    ) -> Result<()> {
+        let parts = args.outputs.div_ceil(args::ADAPT_EACH_OUTPUTS);
+        let (id, grid) = (KernelId::AdaptEach, (entries, parts, 1));
+        // SAFETY: by contract, all addresses are valid.
+        unsafe { self.launch(stream, id, grid, args::ADAPT_EACH_THREADS, 0, args) }
     }
 
     /// Does both for a chunk, as many rows at a time as there is room for.

@@ -11,6 +11,7 @@ pub use products::{DownSum, OneRow, PairInput};
 #[cfg(all(test, target_os = "linux"))]
 pub(super) use products::{ROUTE_BYTES, stages};
 
+use super::adapters::AdaptedApart;
 use super::args;
 use super::feed_forward::MlpPlan;
 use super::matrix::{Matrix, tiled_bytes};
@@ -94,6 +95,30 @@ pub struct ExpertsPlan {
     pub shared: Option<MlpPlan>,
     /// f32, added to the sum of the experts' outputs; 0 if there is none.
     pub sum_bias: u64,
+    /// What adapters can be added to, but for the shared expert.
+    pub adapted: AdaptedExperts,
+}
+
+/// What adapters can be added to of a mixture.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AdaptedExperts {
+    /// Scores of the experts, and of the shared one.
+    pub scores: [Option<AdaptedApart>; 2],
+    /// As `gate` of [`ExpertsPlan`].
+    pub gate: Option<AdaptedApart>,
+    /// As `up`.
+    pub up: Option<AdaptedApart>,
+    /// As `down`.
+    pub down: Option<AdaptedApart>,
+}
+
+impl AdaptedExperts {
+    /// Whether there is something.
+    pub fn any(&self) -> bool {
+        let [experts, shared] = self.scores;
+        let mut all = [experts, shared, self.gate, self.up, self.down].into_iter();
+        all.any(|adapted| adapted.is_some())
+    }
 }
 
 impl ExpertsPlan {
@@ -110,6 +135,12 @@ impl ExpertsPlan {
     /// The matrices that read the layer's input: gate and up, or up.
     pub fn first_matrices(&self) -> Vec<&Matrix> {
         self.gate.iter().chain([&self.up]).collect()
+    }
+
+    /// What adapters can be added to of these.
+    pub fn first_adapted(&self) -> impl Iterator<Item = &Option<AdaptedApart>> {
+        let gate = self.gate.iter().map(|_| &self.adapted.gate);
+        gate.chain([&self.adapted.up])
     }
 
     /// The matrices of the experts.

@@ -49,7 +49,7 @@ kernels! {
             SelectiveScan16 selective_scan_16, SelectiveScan64 selective_scan_64;
         sample: Penalize penalize, Best best, Finish finish;
         draw: Draw draw, Logprobs logprobs;
-        adapters: LoraDown lora_down, LoraDown8 lora_down_8, LoraUp lora_up, LoraUp8 lora_up_8;
+        adapters: LoraDown lora_down, LoraDown8 lora_down_8, LoraUp lora_up, LoraUp8 lora_up_8, AdaptEach adapt_each;
         ranks: RankSum rank_sum, RankSumPulled rank_sum_pulled, RankLogits rank_logits,
             RankPack rank_pack, RankAdd rank_add, RankPlace rank_place;
         streams: StreamsBegin streams_begin, StreamsEnd streams_end, StreamsPredict streams_predict, StreamsAround streams_around,

@@ -4,17 +4,21 @@
 //! points, so that captured graphs serve any adapters. Steps whose sessions have none are captured without.
 
 use super::evaluation::Evaluation;
+use super::linears::AdaptedLinear;
 use super::plan::Plan;
 use crate::backend::cuda::driver::{Buffer, Context};
 use crate::backend::cuda::launch::adapters::{
-    Adaptation, AdaptedInput, Adapters, MOST_RANKS, OneSession, Room, THIN_ROWS,
+    Adaptation, AdaptedApart, AdaptedInput, Adapters, MOST_RANKS, OneSession, Reach, Room,
+    THIN_ROWS,
 };
 use crate::backend::cuda::launch::args;
+use crate::backend::cuda::launch::experts::ExpertsPlan;
 use crate::backend::cuda::launch::matrix::Matrix;
 use crate::backend::cuda::launch::span::Span;
 use crate::backend::row::Front;
 use crate::error::{Result, fail, try_vec};
 use crate::format::TensorId;
+use crate::format::adapter::MAX_RANK;
 use crate::model::{Adapter, AdapterSet, EmbeddingPair, Floats, LowRank, MatrixCut};
 use crate::quant::TensorType;
 use std::collections::HashMap;
@@ -26,6 +30,8 @@ const PAIRS_BEHIND: usize = 256;
 const RANKS: usize = 8;
 /// Numbers of pairs begin at a multiple of this.
 const ALIGNMENT: usize = 256;
+
+const _: () = assert!(MAX_RANK <= args::MOST_RANKS_OF_EACH as usize);
 
 /// A pair on the device.
 #[derive(Clone, Copy)]
@@ -77,7 +83,7 @@ fn ranks(rank: usize) -> usize {
     rank.next_multiple_of(RANKS)
 }
 
-/// `B` as it is on the device, its rows one after the other.
+/// `B` as it is on the device, the rows of its matrices one after the other.
 fn b_of(pair: &LowRank) -> Result<Vec<u8>> {
     fn rows<T: Copy, const N: usize>(
         pair: &LowRank,
@@ -85,10 +91,13 @@ fn b_of(pair: &LowRank) -> Result<Vec<u8>> {
         bytes: impl Fn(T) -> [u8; N],
     ) -> Result<Vec<u8>> {
         let row = ranks(pair.rank) * N;
-        let mut all = try_vec(pair.outputs * row, 0u8, "an adapter")?;
-        for (k, column) in columns.chunks_exact(pair.outputs).enumerate() {
-            for (to, x) in all.chunks_exact_mut(row).zip(column) {
-                to[k * N..][..N].copy_from_slice(&bytes(*x));
+        let mut all = try_vec(pair.stack * pair.outputs * row, 0u8, "an adapter")?;
+        let matrices = columns.chunks_exact(pair.rank * pair.outputs);
+        for (all, columns) in all.chunks_exact_mut(pair.outputs * row).zip(matrices) {
+            for (k, column) in columns.chunks_exact(pair.outputs).enumerate() {
+                for (to, x) in all.chunks_exact_mut(row).zip(column) {
+                    to[k * N..][..N].copy_from_slice(&bytes(*x));
+                }
             }
         }
         Ok(all)
@@ -110,7 +119,7 @@ fn padded(rows: &[u8], count: usize, row: usize) -> Result<Vec<u8>> {
     Ok(padded)
 }
 
-/// Bytes of a row of `A` on the device, whose products read whole groups, and of all of `B`.
+/// Bytes of a row of `A` on the device, whose products read whole groups, and of all of `B`, of all matrices.
 fn device_bytes(pair: &LowRank, cut: &MatrixCut) -> (usize, usize) {
     let row = cut.columns.len().next_multiple_of(32) * pair.a_type.block_bytes();
     let b = cut.rows.len() * ranks(pair.rank) * pair.b.ty().block_bytes();
@@ -130,11 +139,13 @@ impl DeviceAdapter {
             }
         }
         let _current = context.enter()?;
-        let mine: Vec<&MatrixCut> = (plan.linears.iter().map(|l| &l.cut))
-            .filter(|cut| adapter.pairs.contains_key(&cut.whole))
-            .collect();
+        let mine = plan.linears.iter().filter_map(|linear| {
+            let pair = adapter.pairs.get(&linear.cut.whole)?;
+            Some((linear, pair))
+        });
+        let mine: Vec<(&AdaptedLinear, &LowRank)> = mine.collect();
         let is_whole = plan.ends == (Front::Embeddings, true);
-        let is_mine = |id: &TensorId| mine.iter().any(|cut| cut.whole == *id);
+        let is_mine = |id: &TensorId| mine.iter().any(|(linear, _)| linear.cut.whole == *id);
         if is_whole && let Some((_, pair)) = adapter.pairs.iter().find(|(id, _)| !is_mine(id)) {
             fail!(
                 Unsupported,
@@ -143,10 +154,9 @@ impl DeviceAdapter {
             );
         }
         let mut bytes = 0;
-        for cut in &mine {
-            let pair = &adapter.pairs[&cut.whole];
-            let (row, b) = device_bytes(pair, cut);
-            for part in [row * pair.rank, b] {
+        for (linear, pair) in &mine {
+            let (row, b) = device_bytes(pair, &linear.cut);
+            for part in [row * pair.rank * linear.matrices, b] {
                 bytes += part.next_multiple_of(ALIGNMENT);
             }
         }
@@ -171,21 +181,25 @@ impl DeviceAdapter {
             at += bytes.len().next_multiple_of(ALIGNMENT);
             Ok(address)
         };
-        for cut in &mine {
-            let whole = &adapter.pairs[&cut.whole];
+        for (linear, whole) in mine {
+            let cut = &linear.cut;
             let row = device_bytes(whole, cut).0;
             let own;
-            let pair = match (cut.rows.len(), cut.columns.len()) == (whole.outputs, whole.inputs) {
+            let all = (whole.stack * whole.outputs, whole.inputs);
+            let pair = match (cut.rows.len(), cut.columns.len()) == all {
                 true => whole,
                 false => {
                     own = whole.cut(cut)?;
                     &own
                 }
             };
-            let length = pair.a.len() / pair.rank;
-            let a = match row == length {
+            if pair.stack != linear.matrices {
+                fail!(Internal, "tensor {}: {} matrices", pair.name, pair.stack);
+            }
+            let rows = pair.stack * pair.rank;
+            let a = match row * rows == pair.a.len() {
                 true => put(&pair.a)?,
-                false => put(&padded(&pair.a, pair.rank, row)?)?,
+                false => put(&padded(&pair.a, rows, row)?)?,
             };
             let device = DevicePair {
                 a,
@@ -294,6 +308,7 @@ pub struct SessionAdapters {
     words: Option<Buffer>,
     /// What goes to `pairs`.
     table: Vec<args::AdapterPair>,
+    reach: Reach,
 }
 
 impl Room {
@@ -339,6 +354,7 @@ impl SessionAdapters {
                 false => None,
             },
             table: try_vec(n * room.uses, args::AdapterPair::default(), what)?,
+            reach: Reach::None,
             set: set.clone(),
         };
         adapters.thin.clear(0, adapters.thin.bytes())?;
@@ -367,6 +383,7 @@ impl SessionAdapters {
     fn write(&mut self, plan: &Plan, set: &AdapterSet) -> Result<()> {
         let room = self.room;
         self.table.fill(args::AdapterPair::default());
+        self.reach = Reach::Common;
         let mut before = 0;
         for (i, used) in set.iter().enumerate() {
             let device = DeviceAdapter::of(&used.adapter, self.pairs.context())?;
@@ -375,6 +392,9 @@ impl SessionAdapters {
                 let Some(pair) = device.pairs.get(&linear.cut.whole) else {
                     continue;
                 };
+                if linear.is_apart {
+                    self.reach = Reach::All;
+                }
                 let at = linear.place * room.ranks as u32 + before;
                 pairs[i] = pair.used(used.scale, at);
             }
@@ -404,7 +424,13 @@ impl SessionAdapters {
             words: self.words.as_ref().map_or(0, Buffer::address),
             n_words: self.words.as_ref().map_or(0, Buffer::bytes) as u32 / 8,
             room: self.room,
+            reach: self.reach,
         }
+    }
+
+    /// Which products they add to.
+    pub fn reach(&self) -> Reach {
+        self.reach
     }
 }
 
@@ -415,7 +441,7 @@ impl Evaluation<'_> {
             sessions: self.sessions,
             adapted: match self.adapters {
                 Adapters::None => 0,
-                Adapters::One(_) | Adapters::Any => 1 + self.plan.linears.len() as u32,
+                Adapters::One(_) | Adapters::Any(_) => 1 + self.plan.linears.len() as u32,
             },
             ..self.plan.embed()
         }
@@ -462,5 +488,107 @@ impl Evaluation<'_> {
             is_chunk,
             rows,
         })
+    }
+
+    /// Whether adapters may add to matrices that are not those of every token.
+    pub(super) fn adapts_apart(&self, adapted: &Option<AdaptedApart>) -> bool {
+        self.adapters.reach() == Reach::All && adapted.is_some()
+    }
+
+    /// Adds what adapters have for `entries` entries of such matrices, if they may have something. `args` says where inputs and outputs
+    /// are.
+    ///
+    /// # Safety
+    /// *sessions*, *workspace*, of which `args` names parts.
+    pub(super) unsafe fn adapt_each(
+        &self,
+        adapted: &Option<AdaptedApart>,
+        args: &args::AdaptEach,
+        entries: u32,
+    ) -> Result<()> {
+        let Some(adapted) = adapted
+            .as_ref()
+            .filter(|_| self.adapters.reach() == Reach::All)
+        else {
+            return Ok(());
+        };
+        let args = args::AdaptEach {
+            sessions: self.sessions,
+            linear: adapted.linear,
+            matrices: adapted.matrices,
+            matrix_rows: adapted.matrix_rows,
+            first: adapted.first,
+            outputs: adapted.outputs,
+            ..*args
+        };
+        // SAFETY: by contract, the addresses are those of the *sessions* and the *workspace*.
+        unsafe { self.kernels.adapt_each(self.stream, &args, entries) }
+    }
+
+    /// Whether adapters may add to the products of a mixture, apart from those of its shared expert.
+    pub(super) fn adapts_experts(&self, e: &ExpertsPlan) -> bool {
+        self.adapters.reach() == Reach::All && e.adapted.any()
+    }
+
+    /// Adds what adapters have for a router's scores of `rows` rows, whose input is at `x`.
+    ///
+    /// # Safety
+    /// As [`Evaluation::adapt_each`], of both addresses.
+    pub(super) unsafe fn adapt_scores(
+        &self,
+        e: &ExpertsPlan,
+        (x, scores): (u64, u64),
+        rows: u32,
+        one_session: bool,
+    ) -> Result<()> {
+        let firsts = [0, e.n_experts];
+        for (adapted, first) in e.adapted.scores.iter().zip(firsts) {
+            let args = args::AdaptEach {
+                f32: x,
+                x_stride: e.router.width,
+                len: e.router.width,
+                groups: e.router.groups(),
+                out: scores + u64::from(first) * 4,
+                out_stride: e.router.rows,
+                out_scale: 1.0,
+                per_row: 1,
+                one_session: u32::from(one_session),
+                ..Default::default()
+            };
+            // SAFETY: by contract.
+            unsafe { self.adapt_each(adapted, &args, rows)? };
+        }
+        Ok(())
+    }
+
+    /// Adds what adapters have for a product of each of `n_heads` heads.
+    ///
+    /// # Safety
+    /// As [`Evaluation::adapt_each`], of the product's addresses.
+    pub(super) unsafe fn adapt_heads(
+        &self,
+        adapted: &Option<AdaptedApart>,
+        product: &args::HeadProduct,
+        n_heads: u32,
+        one_session: bool,
+    ) -> Result<()> {
+        let halves = product.f16 != 0;
+        let args = args::AdaptEach {
+            f32: product.x,
+            x_stride: product.x_stride,
+            x_matrix: product.x_head,
+            len: product.len,
+            groups: product.groups,
+            out: if halves { product.f16 } else { product.f32 },
+            out_stride: product.out_stride,
+            out_matrix: product.out_head,
+            out_scale: product.scale,
+            halves: u32::from(halves),
+            per_row: n_heads,
+            one_session: u32::from(one_session),
+            ..Default::default()
+        };
+        // SAFETY: by contract.
+        unsafe { self.adapt_each(adapted, &args, product.count * n_heads) }
     }
 }

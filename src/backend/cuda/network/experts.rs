@@ -6,7 +6,7 @@ pub use places::{ChunkExperts, StepExperts};
 
 use super::jobs::Jobs;
 use crate::backend::cuda::launch::args::{MAX_EXPERTS, MAX_USED};
-use crate::backend::cuda::launch::experts::{ExpertsPlan, MAX_GROUPS, Router};
+use crate::backend::cuda::launch::experts::{AdaptedExperts, ExpertsPlan, MAX_GROUPS, Router};
 use crate::backend::cuda::launch::feed_forward::activation;
 use crate::error::{Result, fail};
 use crate::model::{Experts, Linear, Scoring};
@@ -92,7 +92,23 @@ impl Jobs {
                 None => None,
             },
             sum_bias: self.tensor(e.sum_bias.as_ref())?,
+            adapted: self.adapted_experts(e),
         })
+    }
+
+    fn adapted_experts(&mut self, e: &Experts) -> AdaptedExperts {
+        let (linears, n_ff) = (&mut self.linears, e.n_ff);
+        let mut row = |linear: &Linear| linears.find_apart(linear, 1, 0..linear.weight.rows());
+        let shared = e.shared.as_ref().and_then(|shared| shared.gate.as_ref());
+        let scores = [row(&e.router), shared.and_then(row)];
+        let mut of = |linear: &Linear, rows| linears.find_apart(linear, e.n_experts, rows);
+        let up = if e.fused { n_ff..2 * n_ff } else { 0..n_ff };
+        AdaptedExperts {
+            scores,
+            gate: e.gate.as_ref().and_then(|gate| of(gate, 0..n_ff)),
+            up: of(&e.up, up),
+            down: of(&e.down, 0..e.down.weight.rows() / e.n_experts),
+        }
     }
 
     /// Rows of scores, one below the other.

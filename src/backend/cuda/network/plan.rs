@@ -5,7 +5,7 @@
 use super::fixed_plan::FixedPlan;
 use super::jobs::Jobs;
 use super::kv_plan::{CHUNK, KvPlan};
-use super::linears::{AdaptedLinear, Linears, ON_CPU_ALONE, ON_HOST};
+use super::linears::{AdaptedLinear, Linears, ON_HOST};
 use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPlan};
 use super::readout::{EncoderPlan, ReadoutPlan};
 use super::rows::AllRows;
@@ -21,8 +21,8 @@ use crate::backend::row::Front;
 use crate::error::{Result, Status, fail};
 use crate::format::{Tensor, TensorId};
 use crate::model::{
-    Block, Entry, FeedForward, KvShape, Linear, Mixer, Network, adaptable_cuts, adaptable_linears,
-    linears_adaptable_on_cpu,
+    Block, Entry, FeedForward, KvShape, Linear, Mixer, Network, adaptable_linears,
+    linears_adaptable_apart,
 };
 use std::sync::Arc;
 
@@ -370,7 +370,7 @@ impl Plan {
         };
         let mut jobs = Jobs {
             base,
-            linears: Linears::of(adaptable_cuts(network)),
+            linears: Linears::of(network),
             bounds: true,
             ..Jobs::default()
         };
@@ -445,13 +445,11 @@ impl Plan {
             (true, None) => jobs.fuse(&[&network.head])?,
             (false, _) => absent,
         };
-        let here = linears_adaptable_on_cpu(network);
-        let here = here.map(|linear| (linear.weight.id(), ON_CPU_ALONE));
         let host = network.host.iter();
-        let host = host.flat_map(|n| adaptable_linears(n).chain(linears_adaptable_on_cpu(n)));
+        let host = host.flat_map(|n| adaptable_linears(n).chain(linears_adaptable_apart(n)));
         let host = host.map(|linear| (linear.weight.id(), ON_HOST));
         let plan = Plan {
-            not_adaptable: here.chain(host).collect(),
+            not_adaptable: host.collect(),
             ends: (Front::of(network), network.ends()),
             entry,
             hidden: network.hidden as u32,

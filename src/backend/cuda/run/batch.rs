@@ -8,7 +8,7 @@ use super::runner::core::{Core, Kind};
 use super::runner::{Chosen, MAX_ROWS, Prepared, Rows, Steps};
 use super::weights::CudaWeights;
 use crate::backend::cuda::driver::{Buffer, Graph, Stream};
-use crate::backend::cuda::launch::adapters::Adapters;
+use crate::backend::cuda::launch::adapters::{Adapters, Reach};
 use crate::backend::cuda::launch::attention::RowsOf;
 use crate::backend::cuda::launch::sampling::Stages;
 use crate::backend::cuda::launch::span::Span;
@@ -160,9 +160,11 @@ impl Batch {
         };
         let all = members.iter().map(|m| m.core.keeps());
         let keeps = all.fold(Keeps::default(), Keeps::or);
+        let reaches = members.iter().map(|m| m.core.reach());
+        let adapted = reaches.max().unwrap_or_default();
         let kind = |ending| Kind {
             ending,
-            adapted: members.iter().any(|m| m.core.has_adapters()),
+            adapted,
             keeps,
         };
         let evaluate = kind(Ending {
@@ -345,8 +347,8 @@ impl Batch {
             stream: &self.stream,
             sessions: self.table.address(),
             adapters: match adapted {
-                true => Adapters::Any,
-                false => Adapters::None,
+                Reach::None => Adapters::None,
+                reach => Adapters::Any(reach),
             },
             link: weights.link(),
             keeps,

@@ -93,6 +93,60 @@ pub struct Adapt {
     pub pieces: [AdapterPiece; MAX_LINEARS],
 }
 
+/// Most ranks of a pair that [`AdaptEach`] takes.
+pub const MOST_RANKS_OF_EACH: u32 = 4096;
+/// Threads of a block of [`AdaptEach`], and outputs that it has a part in.
+pub const ADAPT_EACH_THREADS: u32 = 256;
+pub const ADAPT_EACH_OUTPUTS: u32 = 1024;
+
+/// `AdaptEachArgs`.
+///
+/// What adapters have for entries that have a matrix each: a token with one of the experts that a router has chosen for it, with a head of
+/// latent attention, or with a router, which is the only one of its kind. In order, entries are `[rows][per_row]`, unless slots say otherwise.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AdaptEach {
+    pub sessions: ConstPtr<ConstPtr<Session>>,
+    /// `[inputs][groups * 32]`, or NULL.
+    pub q8: ConstPtr<i8>,
+    /// `[inputs][groups]`.
+    pub q8_scale: ConstPtr<f32>,
+    /// Tiled, or NULL.
+    pub f16: ConstPtr<Half>,
+    /// `[inputs]`.
+    pub f16_scale: ConstPtr<f32>,
+    /// `[inputs][x_stride]`, or NULL.
+    pub f32: ConstPtr<f32>,
+    /// `[rows][per_row]`: the matrix of each entry, or NULL where an entry's matrix is its place in its row.
+    pub chosen: ConstPtr<u32>,
+    /// The entry in each slot, or NULL where they are in order.
+    pub slots: ConstPtr<u32>,
+    /// f32, or f16 where `halves`: `[slots][out_stride]` where matrices are chosen, else `[rows][out_stride]`.
+    pub out: Ptr<u8>,
+    pub x_stride: u32,
+    /// From the input in f32 of a matrix to that of the next one.
+    pub x_matrix: u32,
+    pub len: u32,
+    pub groups: u32,
+    pub out_stride: u32,
+    pub out_matrix: u32,
+    pub halves: u32,
+    /// Factor on what is added.
+    pub out_scale: f32,
+    pub per_row: u32,
+    /// Inputs are those of slots, not of rows.
+    pub of_slots: u32,
+    /// All rows are of the first session.
+    pub one_session: u32,
+    /// Of the network.
+    pub linear: u32,
+    pub matrices: u32,
+    /// Rows of each matrix, and those that the output is of.
+    pub matrix_rows: u32,
+    pub first: u32,
+    pub outputs: u32,
+}
+
 /// `AdaptedProductArgs`.
 ///
 /// A product that adapters may add to.
@@ -108,5 +162,6 @@ const _: () = {
     assert!(size_of::<AdapterPiece>() == 20);
     assert!(size_of::<Adapted>() == 200);
     assert!(size_of::<Adapt>() == 248);
+    assert!(size_of::<AdaptEach>() == 136);
     assert!(size_of::<AdaptedProduct>() == 552);
 };

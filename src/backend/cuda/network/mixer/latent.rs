@@ -5,6 +5,7 @@
 
 use crate::backend::Work;
 use crate::backend::cuda::driver::arena::Arena;
+use crate::backend::cuda::launch::adapters::AdaptedApart;
 use crate::backend::cuda::launch::args::{self, MAX_LATENT_KEY};
 use crate::backend::cuda::launch::attention::{FMA_ROWS, part_stride};
 use crate::backend::cuda::launch::matrix::Matrix;
@@ -35,6 +36,8 @@ pub struct LatentPlan {
     /// From plain parts of queries into the space of latent vectors, and from there to values; a matrix of each head.
     to_latent: Matrix,
     from_latent: Matrix,
+    /// What adapters can be added to of these two.
+    adapted: [Option<AdaptedApart>; 2],
     /// Of the latent vector; weight 0: none.
     norm: args::Norm,
     rotation: args::Rotation,
@@ -72,6 +75,10 @@ impl Jobs {
             }
             _ => (&a.q, None),
         };
+        let adapted = [&a.to_latent, &a.from_latent].map(|linear| {
+            let rows = 0..linear.weight.rows() / a.n_heads;
+            self.linears.find_apart(linear, a.n_heads, rows)
+        });
         let mut parts = vec![first, &a.kv];
         parts.extend(&a.gate);
         Ok(LatentPlan {
@@ -82,6 +89,7 @@ impl Jobs {
             kv,
             to_latent: self.fuse(&[&a.to_latent])?,
             from_latent: self.fuse(&[&a.from_latent])?,
+            adapted,
             norm,
             rotation: self.rotation(Some(&a.rope), a.temperature),
             scale: a.scale * LOG2_E,
@@ -327,6 +335,8 @@ impl StepOperations<'_> {
             e.kernels.latent_place(e.stream, &place, self.batch)?;
             let product = latent.queries_product(q, rows.q16, self.batch);
             e.kernels.head_product(e.stream, &product, latent.n_heads)?;
+            let [adapted, _] = &latent.adapted;
+            e.adapt_heads(adapted, &product, latent.n_heads, false)?;
             self.mark(Work::Qkv, before)?;
             e.kernels
                 .attend_placed(e.stream, &attend, true, self.batch)?;
@@ -336,6 +346,8 @@ impl StepOperations<'_> {
             )?;
             let product = latent.values_product(gathered, rows.values, self.batch);
             e.kernels.head_product(e.stream, &product, latent.n_heads)?;
+            let [_, adapted] = &latent.adapted;
+            e.adapt_heads(adapted, &product, latent.n_heads, false)?;
         }
         self.mark(Work::Output, behind)?;
         let values = Span {
@@ -429,9 +441,13 @@ impl ChunkOperations<'_> {
             e.kernels.latent_place(e.stream, &place, self.rows)?;
             let product = latent.queries_product(q, rows.q16, self.rows);
             e.kernels.head_product(e.stream, &product, latent.n_heads)?;
+            let [adapted, _] = &latent.adapted;
+            e.adapt_heads(adapted, &product, latent.n_heads, true)?;
             e.kernels.flash_long(e.stream, &flash, at.parts, true)?;
             let product = latent.values_product(gathered, rows.values, self.rows);
             e.kernels.head_product(e.stream, &product, latent.n_heads)?;
+            let [_, adapted] = &latent.adapted;
+            e.adapt_heads(adapted, &product, latent.n_heads, true)?;
             if let Some(gates) = latent.gates(wide, values) {
                 e.kernels.finish_heads(e.stream, &gates, self.rows)?;
             }

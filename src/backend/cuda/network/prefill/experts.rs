@@ -1,6 +1,7 @@
 //! The experts of a chunk: its tokens sorted by expert, and each expert's multiplied together.
 
 use super::ChunkOperations;
+use crate::backend::cuda::launch::adapters::AdaptedApart;
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::experts::{ExpertsPlan, route_args, sort_args, weigh_args};
 use crate::backend::cuda::launch::feed_forward::{CLAMPED_SWIGLU, SILU};
@@ -27,6 +28,8 @@ impl ChunkOperations<'_> {
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
             kernels.router_rows(stream, &e.router, mine.input, choice.scores, rows)?;
+            let of = (mine.input, choice.scores);
+            self.eval.adapt_scores(e, of, rows, true)?;
             kernels.sparse_mixer(stream, e, choice, rows)?;
             if e.router_norm.is_some() {
                 self.input(norm, groups, 0)?;
@@ -46,6 +49,7 @@ impl ChunkOperations<'_> {
         };
         self.eval.kernels.has_wgmma()
             && !e.weighs_inputs
+            && !self.eval.adapts_experts(e)
             && matches!(e.activation.kind, SILU | CLAMPED_SWIGLU)
             && ty(gate) == up
             && up.is_some_and(|ty| !ty.is_float())
@@ -77,8 +81,10 @@ impl ChunkOperations<'_> {
             out_stride: e.inner_width(),
             ..Default::default()
         };
+        let [of_gate, of_up] = [&e.adapted.gate, &e.adapted.up];
         let Some(gate) = &e.gate else {
-            return self.grouped(e, &[&e.up], &first);
+            self.grouped(e, &[&e.up], &first)?;
+            return self.adapt_slots(e, (&e.up, of_up), &first);
         };
         if self.gates_within(e) {
             let gated = args::ExpertMatmul {
@@ -92,7 +98,36 @@ impl ChunkOperations<'_> {
             ..first
         };
         self.grouped(e, &[gate], &first)?;
-        self.grouped(e, &[&e.up], &second)
+        self.adapt_slots(e, (gate, of_gate), &first)?;
+        self.grouped(e, &[&e.up], &second)?;
+        self.adapt_slots(e, (&e.up, of_up), &second)
+    }
+
+    /// Adds what adapters have for the products of all slots.
+    fn adapt_slots(
+        &self,
+        e: &ExpertsPlan,
+        (matrix, adapted): (&Matrix, &Option<AdaptedApart>),
+        product: &args::ExpertMatmul,
+    ) -> Result<()> {
+        let mine = &self.at().experts;
+        let args = args::AdaptEach {
+            f16: product.x,
+            f16_scale: product.x_scale,
+            groups: matrix.groups,
+            chosen: mine.choice.chosen,
+            slots: mine.sorted.pairs,
+            out: product.out,
+            out_stride: product.out_stride,
+            out_scale: 1.0,
+            per_row: e.n_used,
+            // Inputs of rows go by the pairs.
+            of_slots: u32::from(product.pairs == 0),
+            one_session: 1,
+            ..Default::default()
+        };
+        // SAFETY: addresses of the *sessions* and the *workspace*, which `self` promises.
+        unsafe { self.eval.adapt_each(adapted, &args, self.pairs(e)) }
     }
 
     pub(super) fn expert_outputs(&self, e: &ExpertsPlan) -> Result<()> {
@@ -123,7 +158,8 @@ impl ChunkOperations<'_> {
             out_stride: e.width(self.eval.plan.hidden),
             ..Default::default()
         };
-        self.grouped(e, &[&e.down], &down)
+        self.grouped(e, &[&e.down], &down)?;
+        self.adapt_slots(e, (&e.down, &e.adapted.down), &down)
     }
 
     pub(super) fn sum_experts(&self, e: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {

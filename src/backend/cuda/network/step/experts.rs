@@ -1,17 +1,18 @@
 //! The experts of a step: each session's token goes its own ways, all in one graph.
 //!
-//! There are three ways to do them. One session's products choose the experts, make their input and add up for themselves.
-//! Those of several take the pairs of an expert together. Where neither kernel takes the matrices, a block reads the rows of one
-//! pair's expert.
+//! There are three ways to do them, with the same results. One session's products choose the experts, make their input and add up for themselves.
+//! Those of several take the pairs of an expert together. Where neither kernel takes the matrices, or adapters may add to
+//! these, a block reads the rows of one pair's expert.
 
 use super::StepOperations;
 use crate::backend::Work;
+use crate::backend::cuda::launch::adapters::AdaptedApart;
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::experts::{
     DownSum, ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, OneRow, PairInput, route_args,
     sort_args, weigh_args,
 };
-use crate::backend::cuda::launch::matrix::Forms;
+use crate::backend::cuda::launch::matrix::{Forms, Inputs, Matrix};
 use crate::backend::cuda::network::evaluation::ExpertOutputs;
 use crate::backend::cuda::network::walk::{ExpertSum, Operations};
 use crate::error::Result;
@@ -33,7 +34,10 @@ impl StepOperations<'_> {
             len: self.eval.plan.hidden,
         };
         // With inputs of their own, experts are those of a row among others.
-        let alone = self.batch == 1 && e.own_width.is_none() && !e.weighs_inputs;
+        let alone = self.batch == 1
+            && e.own_width.is_none()
+            && !e.weighs_inputs
+            && !self.eval.adapts_experts(e);
         let takes = alone && e.sum_bias == 0 && self.eval.kernels.takes_one_row(e, &row);
         takes.then_some(row)
     }
@@ -42,6 +46,7 @@ impl StepOperations<'_> {
     fn takes_pairs(&self, e: &ExpertsPlan) -> bool {
         (self.batch > 1 || e.own_width.is_some())
             && !e.weighs_inputs
+            && !self.eval.adapts_experts(e)
             && self.eval.kernels.takes_pairs(e, self.pairs(e))
     }
 
@@ -106,6 +111,8 @@ impl StepOperations<'_> {
         // SAFETY: as above.
         unsafe {
             kernels.router_rows(stream, &e.router, at.inputs.f32, choice.scores, self.batch)?;
+            let of = (at.inputs.f32, choice.scores);
+            self.eval.adapt_scores(e, of, self.batch, false)?;
             kernels.sparse_mixer(stream, e, choice, self.batch)?;
             if e.router_norm.is_some() {
                 self.input(norm, e.router.groups(), forms)?;
@@ -171,6 +178,11 @@ impl StepOperations<'_> {
         // SAFETY: as above; the input is there in the forms that `choose_experts` has asked for.
         unsafe {
             kernels.expert_matvec(stream, e.n_experts, &first, &to)?;
+            let (mut out, stride) = (mine.inner, e.inner_width());
+            for (matrix, adapted) in first.iter().zip(e.first_adapted()) {
+                self.adapt_pairs(e, (matrix, adapted), (at.inputs, false), (out, stride))?;
+                out += u64::from(e.n_ff) * 4;
+            }
             match e.weighs_inputs {
                 true => {
                     let weigh = weigh_args(e, &mine.choice, mine.inner, 0);
@@ -200,7 +212,8 @@ impl StepOperations<'_> {
                 )
             };
         }
-        let input = if e.own_inputs() {
+        let adapts = self.eval.adapts_apart(&e.adapted.down);
+        let input = if e.own_inputs() && !adapts {
             ExpertInput::Inner(ExpertInner {
                 address: mine.inner,
                 stride: e.inner_width(),
@@ -215,7 +228,43 @@ impl StepOperations<'_> {
         let to = self.to_pairs(e, input, mine.out, e.width(self.eval.plan.hidden));
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input is there
         // in the forms that the matrix reads.
-        unsafe { kernels.expert_matvec(stream, e.n_experts, &[&e.down], &to) }
+        unsafe {
+            kernels.expert_matvec(stream, e.n_experts, &[&e.down], &to)?;
+            let adapted = (&e.down, &e.adapted.down);
+            self.adapt_pairs(e, adapted, (mine.inputs, true), (to.out, to.out_stride))
+        }
+    }
+
+    /// Adds what adapters have for products of the pairs. Inputs are those of pairs, or of rows.
+    ///
+    /// # Safety
+    /// *sessions*, *workspace*, with inputs in the forms that the matrix reads, and outputs.
+    unsafe fn adapt_pairs(
+        &self,
+        e: &ExpertsPlan,
+        (matrix, adapted): (&Matrix, &Option<AdaptedApart>),
+        (inputs, of_pairs): (Inputs, bool),
+        (out, out_stride): (u64, u32),
+    ) -> Result<()> {
+        let inputs = inputs.only(matrix.forms());
+        let args = args::AdaptEach {
+            q8: inputs.q8,
+            q8_scale: inputs.q8_scale,
+            // One form is enough.
+            f32: if inputs.q8 == 0 { inputs.f32 } else { 0 },
+            x_stride: matrix.groups * 32,
+            len: matrix.groups * 32,
+            groups: matrix.groups,
+            chosen: self.buffers.at().experts.choice.chosen,
+            out,
+            out_stride,
+            out_scale: 1.0,
+            per_row: e.n_used,
+            of_slots: u32::from(of_pairs),
+            ..Default::default()
+        };
+        // SAFETY: by contract.
+        unsafe { self.eval.adapt_each(adapted, &args, self.pairs(e)) }
     }
 
     /// The rows that the experts' last product reads, where its blocks do not make them.

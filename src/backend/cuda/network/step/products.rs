@@ -369,7 +369,7 @@ impl StepOperations<'_> {
             _ if matrix.adapted.is_none() => true,
             Adapters::None => true,
             Adapters::One(one) => self.batch == 1 && self.eval.kernels.adds_adapters(matrix, one),
-            Adapters::Any => false,
+            Adapters::Any(_) => false,
         }
     }
 
@@ -377,7 +377,7 @@ impl StepOperations<'_> {
     fn adapted(&self, matrix: &Matrix) -> Option<args::Adapted> {
         match &self.eval.adapters {
             Adapters::One(one) => one.adapted(matrix),
-            Adapters::None | Adapters::Any => None,
+            Adapters::None | Adapters::Any(_) => None,
         }
     }
 

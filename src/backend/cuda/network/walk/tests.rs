@@ -312,6 +312,7 @@ fn experts_plan(shared: bool) -> ExpertsPlan {
         activation: args::Activation::default(),
         shared: shared.then(|| mlp("shared up", "shared down")),
         sum_bias: 0,
+        adapted: Default::default(),
     }
 }
 

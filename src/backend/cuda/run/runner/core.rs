@@ -3,7 +3,7 @@
 use super::drafts::DraftSpace;
 use super::steps::Prepared;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
-use crate::backend::cuda::launch::adapters::Adapters;
+use crate::backend::cuda::launch::adapters::{Adapters, Reach};
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::attention::RowsOf;
 use crate::backend::cuda::launch::sampling::{RESULT_SLOTS, Stages};
@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub struct Kind {
     /// What it does besides evaluating.
     pub ending: Ending,
-    /// Sessions that are part of it have adapters.
-    pub adapted: bool,
+    /// What the adapters of its sessions add to.
+    pub adapted: Reach,
     /// Hidden states that they keep.
     pub keeps: Keeps,
 }
@@ -219,9 +219,10 @@ impl Core {
         session
     }
 
-    /// Whether it adds something to products.
-    pub fn has_adapters(&self) -> bool {
-        self.adapters.is_some()
+    /// The products that its adapters add to.
+    pub fn reach(&self) -> Reach {
+        let adapters = self.adapters.as_ref();
+        adapters.map_or(Reach::None, SessionAdapters::reach)
     }
 
     /// Readies memory for adapters that [`Core::set_adapters`] is to add; none gives it back.
@@ -268,7 +269,7 @@ impl Core {
             .write(offset_of!(args::Session, adapter_uses), &numbers)?;
         self.adapters = adapters;
         // They have the addresses of those before.
-        self.graphs.retain(|(kind, _)| !kind.adapted);
+        self.graphs.retain(|(kind, _)| kind.adapted == Reach::None);
         if let Some(drafts) = &mut self.drafts {
             drafts.forget_adapters();
         }
@@ -399,7 +400,7 @@ impl Core {
     pub(super) fn kind(&self, ending: Ending) -> Kind {
         Kind {
             ending,
-            adapted: self.has_adapters(),
+            adapted: self.reach(),
             keeps: self.keeps(),
         }
     }

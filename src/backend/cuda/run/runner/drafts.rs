@@ -11,6 +11,7 @@ use super::core::{Core, Extension, Kind};
 use super::steps::{Chosen, Request};
 use crate::backend::cuda::driver::arena::{Arena, Placed};
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
+use crate::backend::cuda::launch::adapters::Reach;
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::attention::RowsOf;
 use crate::backend::cuda::launch::sampling::{RESULT_SLOTS, Stages};
@@ -202,7 +203,8 @@ impl DraftSpace {
 
     /// The session's adapters are elsewhere now.
     pub fn forget_adapters(&mut self) {
-        self.graphs.retain(|(_, kind, _)| !kind.adapted);
+        self.graphs
+            .retain(|(_, kind, _)| kind.adapted == Reach::None);
     }
 
     /// Tells the rows their tokens. Nothing is under way.
