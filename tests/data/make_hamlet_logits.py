@@ -4,7 +4,7 @@ of models/hamlet-7m-Q4_K_M.gguf. Usage: make_hamlet_logits.py HF_DIR, the folder
 transformers. The repository has their xz (pack.py).
 
 Files, little endian: u32 n_tokens, u32 n_vocab, n_tokens x u32 token ids, n_tokens x n_vocab x f32 logits (row p: after
-token p). The text is a story of heldout.txt and an exchange of tasks.jsonl, each framed as in training."""
+token p), rounded to multiples of 2^-16, of which xz makes less. The text is a story of heldout.txt and an exchange of tasks.jsonl, each framed as in training."""
 import struct
 import sys
 from pathlib import Path
@@ -44,6 +44,7 @@ def write(name, model, tokens):
         logits = model(torch.tensor([tokens])).logits[0].to(torch.float32).numpy()
     n, v = logits.shape
     assert n == len(tokens)
+    logits = (logits.astype("f8") * 65536).round() / 65536
     (here / name).write_bytes(struct.pack(f"<II{n}I", n, v, *tokens) + logits.astype("<f4").tobytes())
     print(f"{name}: {n} tokens, {v} logits each")
 
