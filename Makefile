@@ -486,7 +486,7 @@ GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
 HOOKED     := --features test-hooks
 
 gpu-bundle: lib
-	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests/data $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
+	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
 	cp $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
 	$(CARGO) build --release $(HOOKED),bench --bin ember-bench
 	for test in cuda tasks; do \
@@ -495,8 +495,8 @@ gpu-bundle: lib
 	done
 	strip -g $(GPU_BUNDLE)/test-*
 	cp $(LIB_OUT)/ember-bench $(GPU_BUNDLE)
-	cp models/*.gguf $(GPU_BUNDLE)/models && cp -r tests/data/hamlet_* tests/data/families $(GPU_BUNDLE)/tests/data
-	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh benches/gpu_table.py $(GPU_BUNDLE)
+	cp models/*.gguf $(GPU_BUNDLE)/models && cp -r tests/data $(GPU_BUNDLE)/tests
+	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh tests/cuda/at_once.py benches/gpu_table.py $(GPU_BUNDLE)
 	mkdir $(GPU_BUNDLE)/twins && $(CC) -shared -x c /dev/null -o $(GPU_BUNDLE)/twins/libcuda_real.so -Wl,-soname,libcuda_real.so
 	$(CC) -O1 -shared -fPIC -Wall -Wextra -Werror tests/driver/twins.c -o $(GPU_BUNDLE)/twins/libcuda.so \
 	    -Wl,--no-as-needed -L$(GPU_BUNDLE)/twins -l:libcuda_real.so -ldl && rm $(GPU_BUNDLE)/twins/libcuda_real.so
