@@ -1,5 +1,6 @@
-//! `bloom` and `mpt`: decoders whose scores fall with the distance, with Layer norms and feed-forward parts without a gate. BLOOM has biases
-//! everywhere, and a norm of the embedding. MPT has neither, and may have learned positions instead.
+//! `bloom`, `mpt` and `jais`: decoders whose scores fall with the distance, with Layer norms. BLOOM has biases everywhere, and a norm of
+//! the embedding. MPT has neither, and may have learned positions instead. Jais has gates, and divides scores by the size of heads. The
+//! others have feed-forward parts without a gate.
 
 use super::decoder::Decoder;
 use super::{Activation, Network, NormKind, slopes};
@@ -47,5 +48,17 @@ pub(super) fn mpt(file: &ModelFile) -> Result<Network> {
     Ok(Network {
         positions,
         ..network
+    })
+}
+
+pub(super) fn jais(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "jais", NormKind::Layer)?;
+    d.refuse_experts()?;
+    let slopes = slopes::read(&d)?;
+    d.network(|i| {
+        let mut attention = d.attention(i, None)?;
+        attention.slopes = slopes.clone();
+        attention.scale = 1.0 / d.head_dim as f32;
+        d.pre_norm_block(i, attention, d.gated(i, Activation::Silu)?)
     })
 }

@@ -761,7 +761,7 @@ fn head_dims(source: &Source, hidden: usize, n_heads: usize) -> Result<(usize, u
     let value_dim = source.find_size(VALUE_LENGTH)?.unwrap_or(head_dim);
     let fits = match source.architecture() {
         // What their latent attention has.
-        "deepseek2" | "mistral4" | "minicpm3" | "kimi-linear" | "bailingmoe3" => {
+        "deepseek2" | "mistral4" | "minicpm3" | "plm" | "kimi-linear" | "bailingmoe3" => {
             return Ok((head_dim, head_dim));
         }
         "mimo2" => value_dim <= head_dim,

@@ -1,11 +1,12 @@
-//! `deepseek2`, `mistral4` and `minicpm3`: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Mistral Small 4, MiniCPM 3. What layers keep of a position is one
-//! latent vector; keys and values of all heads are products of it.
+//! `deepseek2`, `mistral4`, `minicpm3` and `plm`: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Mistral Small 4, MiniCPM 3, PLM. What layers
+//! keep of a position is one latent vector; keys and values of all heads are products of it.
 
 use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
 use super::granite;
 use super::mistral3::temperature;
 use super::rope::{self, Ramp};
+use super::source::Source;
 use super::{
     Activation, Block, LatentAttention, Linear, Mixer, Network, Norm, NormKind, Rope, RopePairing,
     Scoring, Temperature,
@@ -45,6 +46,17 @@ pub(super) fn minicpm3(file: &ModelFile) -> Result<Network> {
         embedding_scale: factor(1, "embedding_scale")?,
         logit_scale: 1.0 / factor(2, "logit_scale")?,
         ..network
+    })
+}
+
+/// With feed-forward parts without gates.
+pub(super) fn plm(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read_uneven(file, "plm", NormKind::Rms)?;
+    d.refuse_experts()?;
+    let shape = Shape::read(&d)?;
+    d.network(|i| {
+        let attention = Mixer::Latent(Box::new(shape.attention(&d, i)?));
+        d.pre_norm_block(i, attention, d.plain(i, Activation::ReluSquared)?)
     })
 }
 
@@ -88,7 +100,12 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
 /// Files of this model may not say how experts are chosen. Only its sizes tell it from DeepSeek V2.
 fn is_glm_4_7_flash(d: &Decoder) -> Result<bool> {
     let n_vocab = d.source.file.tensor("token_embd.weight")?.rows();
-    Ok(d.n_layers == 47 && n_vocab == 154_880)
+    Ok([47, 48].contains(&d.n_layers) && n_vocab == 154_880)
+}
+
+/// Whether what keys and values of each head come from is in one matrix, as the models themselves have it.
+fn has_both_in_one(source: &Source) -> bool {
+    ["minicpm3", "plm"].contains(&source.architecture())
 }
 
 /// Sizes that all layers share.
@@ -110,11 +127,12 @@ impl Shape {
         const ROTATED: &str = "rope.dimension_count";
         let source = &d.source;
         let of_minicpm = source.architecture() == "minicpm3";
-        let [keys, values] = match of_minicpm {
+        let in_one = has_both_in_one(source);
+        let [keys, values] = match in_one {
             true => ["attention.key_length", "attention.value_length"],
             false => ["attention.key_length_mla", "attention.value_length_mla"],
         };
-        if source.has("blk.0.attn_kv_b") && !of_minicpm {
+        if source.has("blk.0.attn_kv_b") && !in_one {
             fail!(
                 Unsupported,
                 "tensor blk.0.attn_kv_b.weight: the file is of an older converter; newer ones write attn_k_b and attn_v_b"
@@ -196,9 +214,8 @@ impl Shape {
             ),
             None => (None, None, plain("attn_q", hidden, q_len)?),
         };
-        // Of MiniCPM, keys and values of each head are in one matrix.
         let both = name("attn_kv_b");
-        let [to_latent, from_latent] = match source.architecture() == "minicpm3" {
+        let [to_latent, from_latent] = match has_both_in_one(source) {
             true => {
                 let rows = n_heads * (self.plain_dim + self.value_dim);
                 let both = source.matrix(&format!("{both}.weight"), self.rank, rows)?;

@@ -1,6 +1,6 @@
 //! `hunyuan-dense` and `hunyuan-moe`: Hunyuan V1, with norms of q and k per head after the rotary
-//! embedding, and those with experts, one of which all tokens share. `maincoder`: the first of these, whose rotary embedding pairs
-//! neighbours.
+//! embedding, and those with experts, one of which all tokens share. `hunyuan_vl`: the text part of those that see. `maincoder`: the
+//! first of these, whose rotary embedding pairs neighbours.
 
 use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
@@ -10,6 +10,11 @@ use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     dense(file, "hunyuan-dense", RopePairing::Halves)
+}
+
+/// Of text, all three numbers of a position are the same.
+pub(super) fn vision(file: &ModelFile) -> Result<Network> {
+    dense(file, "hunyuan_vl", RopePairing::Halves)
 }
 
 pub(super) fn maincoder(file: &ModelFile) -> Result<Network> {

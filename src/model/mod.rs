@@ -60,6 +60,7 @@ mod part;
 mod phi2;
 mod phi3;
 mod phimoe;
+mod plamo3;
 mod predictor;
 mod qwen;
 mod qwen2;
@@ -154,9 +155,11 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
+    ("hunyuan_vl", hunyuan::vision),
     ("hy_v3", glm4moe::hy_v3),
     ("hyperclovax", granite::hyperclovax),
     ("internlm2", llama::internlm2),
+    ("jais", bloom::jais),
     ("jais2", nemotron::jais2),
     ("jamba", jamba::describe),
     ("jina-bert-v2", bert::jina_bert_v2),
@@ -167,6 +170,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("lfm2moe", lfm2::experts),
     ("lfm3", lfm2::third),
     ("llama", llama::describe),
+    ("llama-embed", llama::embed),
     ("llama4", llama4::describe),
     ("maincoder", hunyuan::maincoder),
     ("mamba", mamba1::describe),
@@ -182,6 +186,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("mpnet", bert::mpnet),
     ("mpt", bloom::mpt),
     ("muse-glimmer", muse_glimmer::describe),
+    ("nanbeige", llama::nanbeige),
     ("nanochat", nanochat::describe),
     ("nemotron", nemotron::describe),
     ("nemotron_h", nemotron_h::describe),
@@ -199,6 +204,8 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),
     ("phimoe", phimoe::describe),
+    ("plamo3", plamo3::describe),
+    ("plm", deepseek2::plm),
     ("qwen", qwen::describe),
     ("qwen2", qwen2::describe),
     ("qwen2moe", qwen2moe::describe),

@@ -65,7 +65,13 @@ pub(super) fn from_source(
     pairing: RopePairing,
     ramp: Ramp,
 ) -> Result<Rope> {
-    let base = f64::from(base(source)?);
+    let mut base = f64::from(base(source)?);
+    // Hunyuan's way to longer contexts.
+    if let Some(alpha) = source.find_positive("rope.scaling.alpha")?
+        && head_dim > 2
+    {
+        base *= f64::from(alpha).powf(head_dim as f64 / (head_dim - 2) as f64);
+    }
     let mut frequencies = plain(source, head_dim, base)?;
     let pairs = frequencies.len();
     // What files say is of whole heads, of which Step 3.5 rotates a half where it has no window.

@@ -865,3 +865,88 @@ pub fn openelm() -> Edited {
     }
     model.file
 }
+
+/// Nanbeige 4.2, as a file: three times through the layers.
+pub fn nanbeige() -> Edited {
+    let mut file = Both::of("mistral", "nanbeige", "nanbeige", "NanbeigeForCausalLM").file;
+    let window = "nanbeige.attention.sliding_window";
+    file.metadata.remove(window).unwrap();
+    file.set("nanbeige.num_loops", 3u32);
+    file
+}
+
+/// PLaMo 3, as a file: post norms without an end of their names.
+pub fn plamo_3() -> Edited {
+    let mut model = Both::of("qwen3", "plamo3", "plamo3", "Plamo3ForCausalLM");
+    in_one_matrix(&mut model);
+    model.remove("ffn_gate.weight", "mlp.gate_proj.weight");
+    for (part, dims, center) in [
+        ("attn_qkv.weight", &[40, 100][..], 0.0),
+        ("ffn_up.weight", &[40, 80], 0.0),
+        ("post_attention_norm", &[40], 1.0),
+        ("post_ffw_norm", &[40], 1.0),
+    ] {
+        model.set(part, part, dims, center);
+    }
+    for (key, value) in [
+        ("attention.sliding_window", Value::from(5u32)),
+        ("attention.sliding_window_pattern", 2u32.into()),
+        ("rope.freq_base", 50_000f32.into()),
+        ("rope.freq_base_swa", 2500f32.into()),
+    ] {
+        model.file.set(&format!("plamo3.{key}"), value);
+    }
+    model.file
+}
+
+/// Jais, as a file.
+pub fn jais() -> Edited {
+    let mut model = Both::of("gpt2", "jais", "jais", "JAISLMHeadModel");
+    model.remove("position_embd.weight", "wpe.weight");
+    model.set("ffn_gate.weight", "mlp.c_fc2.weight", &[48, 192], 0.0);
+    model.set("ffn_gate.bias", "mlp.c_fc2.bias", &[192], 0.0);
+    model.set_one("output.weight", "lm_head.weight", &[48, 96], 0.0);
+    model.file.set("jais.attention.max_alibi_bias", 8f32);
+    model.file
+}
+
+/// PLM, as a file: queries come from the residual stream, and feed-forward parts have no gates.
+pub fn plm() -> Edited {
+    let mut model = Both::of("minicpm3", "plm", "plm", "PLMForCausalLM");
+    for part in ["attn_q_a.weight", "attn_q_a_norm.weight", "attn_q_b.weight"] {
+        model.remove(part, part);
+    }
+    model.remove("ffn_gate.weight", "mlp.gate_proj.weight");
+    for factors in ["rope_factors_long.weight", "rope_factors_short.weight"] {
+        model.remove(factors, factors);
+    }
+    model.set("attn_q.weight", "attn_q.weight", &[18, 36], 0.0);
+    for key in [
+        "attention.q_lora_rank",
+        "rope.scaling.original_context_length",
+        "rope.scaling.attn_factor",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+    ] {
+        let key = format!("plm.{key}");
+        model.file.metadata.remove(key.as_str()).unwrap();
+    }
+    model.file
+}
+
+/// The text part of a Hunyuan that sees, as a file, with a longer context.
+pub fn hunyuan_vl() -> Edited {
+    let mut file = Both::of("hunyuan", "hunyuan_vl", "hunyuan_vl", "").file;
+    file.set("hunyuan_vl.rope.freq_base", 10_000f32);
+    file.set("hunyuan_vl.rope.scaling.alpha", 3f32);
+    file
+}
+
+/// An encoder of Llama's shape, as a file.
+pub fn llama_embed() -> Edited {
+    let mut file = Both::of("mistral", "llama-embed", "llama_bidirec", "").file;
+    let window = "llama-embed.attention.sliding_window";
+    file.metadata.remove(window).unwrap();
+    file
+}

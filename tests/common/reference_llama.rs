@@ -93,7 +93,9 @@ pub fn residual(network: &Network, mut x: Rows, tokens: &[u32]) -> Rows {
         } else {
             let y = attention_part(b, &norm(b.mixer_norm.as_ref(), &x), &mut kept);
             add(&mut x, &y, scale);
+            x = norm(b.mixer_sum_norm.as_ref(), &x);
             add_feed_forward(b, &mut x);
+            x = norm(b.feed_forward_sum_norm.as_ref(), &x);
         }
         if let (Some(input), Some(all)) = (&b.per_layer, &inputs) {
             let mut gate = linear(&input.gate, &x);

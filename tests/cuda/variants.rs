@@ -7,9 +7,9 @@ use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::open_family;
 use crate::common::later::{
-    add_post_norms, bloom, codeshell, dbrx, deepseek, falcon_rw, flex_olmo, hyperclova,
-    kimi_linear, lfm3, ling_1, ling_3, long_gpt_neo, maincoder, mpt, muse_glimmer, olmo_hybrid,
-    openelm, plain_step, qwen_1, refact, spark, step, vault_gemma,
+    add_post_norms, bloom, codeshell, dbrx, deepseek, falcon_rw, flex_olmo, hunyuan_vl, hyperclova,
+    jais, kimi_linear, lfm3, ling_1, ling_3, long_gpt_neo, maincoder, mpt, muse_glimmer, nanbeige,
+    olmo_hybrid, openelm, plain_step, plamo_3, plm, qwen_1, refact, spark, step, vault_gemma,
 };
 use crate::common::reference_llama;
 use crate::common::states::{bits, random_life, random_life_of, restored, saved, session_with};
@@ -112,6 +112,11 @@ const VARIANTS: [Variant; 31] = [
     variant("codeshell", "codeshell", codeshell),
     variant("refact", "refact", refact),
     variant("openelm", "openelm", openelm),
+    variant("nanbeige", "nanbeige", nanbeige),
+    windowed("plamo_3", "plamo3", plamo_3),
+    variant("jais", "jais", jais),
+    variant("plm", "plm", plm),
+    variant("hunyuan_vl", "hunyuan_vl", hunyuan_vl),
     variant("command_r_plus", "command-r", || command_r_plus().file),
     windowed("laguna", "laguna", || laguna().file),
     windowed("wide_laguna", "laguna", || wide_laguna().file),

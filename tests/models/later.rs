@@ -4,15 +4,16 @@
 use crate::common::edit::Edited;
 use crate::common::folder::{Folder, Stored};
 use crate::common::later::{
-    add_post_norms, codeshell, dbrx, deepseek, falcon_rw, falling, flex_olmo, gpt_neo, hyperclova,
-    kimi_layers, kimi_linear, lfm3, ling_1, ling_3, maincoder, mpt, muse_glimmer, norm_embeddings,
-    olmo_hybrid, openelm, qwen_1, refact, spark, step, vault_gemma,
+    add_post_norms, codeshell, dbrx, deepseek, falcon_rw, falling, flex_olmo, gpt_neo, hunyuan_vl,
+    hyperclova, jais, kimi_layers, kimi_linear, lfm3, ling_1, ling_3, llama_embed, maincoder, mpt,
+    muse_glimmer, nanbeige, norm_embeddings, olmo_hybrid, openelm, plamo_3, plm, qwen_1, refact,
+    spark, step, vault_gemma,
 };
 use crate::common::variants::Both;
 use crate::variants::{agrees, agrees_over, network_of};
 use emberlm::Status;
 use emberlm::format::{Array, Value};
-use emberlm::model::{Activation, Mixer, Network};
+use emberlm::model::{Activation, FeedForward, Mixer, Network};
 use emberlm::quant::TensorType;
 use serde_json::json;
 
@@ -939,4 +940,80 @@ fn files_of_relatives_of_llama_agree() {
         assert_eq!(e.status, Status::InvalidModel, "{e}");
         assert!(e.message.contains("openelm."), "{e}");
     }
+}
+
+/// The same of others.
+#[test]
+fn files_of_further_relatives_agree() {
+    let described = |file: &Edited| Network::from_file(&file.open()).unwrap();
+    let file = nanbeige();
+    let network = described(&file);
+    assert_eq!(network.blocks.len(), 6);
+    let normed = network
+        .blocks
+        .iter()
+        .map(|b| b.feed_forward_sum_norm.is_some());
+    let normed: Vec<bool> = normed.collect();
+    assert_eq!(normed, [false, true, false, true, false, false]);
+    let key = |layer: usize| {
+        network.blocks[layer]
+            .mixer
+            .as_attention()
+            .unwrap()
+            .k
+            .weight
+            .id()
+    };
+    assert!(key(0) == key(2) && key(1) == key(5) && key(0) != key(1));
+    let thrice = agrees(&network);
+    let mut bare = file.clone();
+    bare.set("nanbeige.skip_loop_final_norm", true);
+    assert_ne!(agrees(&described(&bare)), thrice);
+    for loops in [0u32, 3000] {
+        let mut wrong = file.clone();
+        wrong.set("nanbeige.num_loops", loops);
+        let e = Network::from_file(&wrong.open()).unwrap_err();
+        assert_eq!(e.status, Status::InvalidModel, "{e}");
+        assert!(e.message.contains("nanbeige.num_loops"), "{e}");
+    }
+
+    let network = described(&plamo_3());
+    assert_eq!(windows(&network), [Some(5), None]);
+    agrees(&network);
+
+    let network = described(&jais());
+    let attention = network.blocks[1].mixer.as_attention().unwrap();
+    assert_eq!(attention.scale, 1.0 / 16.0);
+    assert!(attention.slopes.is_some());
+    agrees(&network);
+
+    let network = described(&plm());
+    let FeedForward::Dense(mlp) = &network.blocks[1].feed_forward else {
+        panic!("a dense part");
+    };
+    assert!(mlp.gate.is_none() && mlp.activation == Activation::ReluSquared);
+    agrees(&network);
+
+    let file = hunyuan_vl();
+    let longer = agrees(&described(&file));
+    let mut other = file;
+    // 10,000 times 3 to the power of 20 / 18.
+    let key = "hunyuan_vl.rope.scaling.alpha";
+    other.metadata.remove(key).unwrap();
+    let base = 10_000.0 * 3f64.powf(20.0 / 18.0);
+    other.set("hunyuan_vl.rope.freq_base", base as f32);
+    let apart = |a: &u32, b: &u32| (f32::from_bits(*a) - f32::from_bits(*b)).abs();
+    let others = agrees(&described(&other));
+    let most = longer.iter().zip(&others).map(|(a, b)| apart(a, b));
+    assert!(most.fold(0f32, f32::max) < 1e-4);
+
+    let network = described(&llama_embed());
+    assert!(network.encoder.is_some());
+    let attention = network.blocks[1].mixer.as_attention().unwrap();
+    assert!(!attention.causal && attention.rope.is_some());
+    let mut file = llama_embed();
+    file.set("llama-embed.attention.causal", true);
+    let decoder = described(&file);
+    assert!(decoder.encoder.is_none());
+    agrees(&decoder);
 }
