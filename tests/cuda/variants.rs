@@ -68,7 +68,7 @@ const fn windowed(
     }
 }
 
-const VARIANTS: [Variant; 31] = [
+const VARIANTS: [Variant; 36] = [
     variant("hyperclova", "hyperclovax", || hyperclova().file),
     variant("hyperclova_post_norms", "hyperclovax", || {
         let mut model = hyperclova();

@@ -23,13 +23,29 @@ const PARTS: [&str; 8] = [
     "ffn_down",
 ];
 
-/// So many adapters of a rank, with numbers of a type, for the model that was loaded from a path, with pairs for all matrices of
-/// attention and feed-forward parts.
+/// Those of experts and of what chooses them.
+const OF_EXPERTS: [&str; 4] = [
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+];
+
+/// What random adapters are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub rank: usize,
+    pub ty: TensorType,
+    /// Whether they have pairs for experts, too.
+    pub experts: bool,
+}
+
+/// So many adapters for the model that was loaded from a path, with pairs for all matrices of attention and feed-forward parts.
 pub fn random(
     model: &Arc<Model>,
     path: &Path,
     count: usize,
-    (rank, ty): (usize, TensorType),
+    Kind { rank, ty, experts }: Kind,
 ) -> emberlm::Result<Vec<Adapter>> {
     let file = ModelFile::open_with(path, Access::Read)?;
     let mut writer = Writer::new();
@@ -42,11 +58,12 @@ pub fn random(
     for name in names {
         let part = name.strip_prefix("blk.").and_then(|r| r.split_once('.'));
         let part = part.and_then(|(_, part)| part.strip_suffix(".weight"));
-        if part.is_some_and(|part| PARTS.contains(&part)) {
-            let tensor = &file.tensors[name];
-            let (inputs, outputs) = (tensor.row_len(), tensor.rows());
-            writer.tensor(&format!("{name}.lora_a"), ty, &[inputs, rank])?;
-            writer.tensor(&format!("{name}.lora_b"), ty, &[rank, outputs])?;
+        let wanted = |part: &str| PARTS.contains(&part) || experts && OF_EXPERTS.contains(&part);
+        if part.is_some_and(wanted) {
+            let (matrix, stack) = file.tensors[name].dims.split_at(2);
+            let dims = |a: usize, b: usize| [&[a, b], stack].concat();
+            writer.tensor(&format!("{name}.lora_a"), ty, &dims(matrix[0], rank))?;
+            writer.tensor(&format!("{name}.lora_b"), ty, &dims(rank, matrix[1]))?;
         }
     }
     let failed = |e: std::io::Error| Error::new(Status::Io, format!("an adapter: {e}"));

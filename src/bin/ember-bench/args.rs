@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::adapters;
 use crate::shapes::{self, Mix, Shape};
 use arrayvec::ArrayVec;
 use emberlm::backend::{MAX_SPLIT, Share};
@@ -66,6 +67,7 @@ Measurement:
                      to the program and back costs between two tokens falls away
   --adapters N       decode with random LoRA adapters for all matrices of attention and feed-forward, too:
                      one at every depth, and N different ones in batches
+  --adapter-experts  for routers and experts, too
   --adapter-rank R   their rank (default 16)
   --adapter-type T   their numbers: f32 (default), f16 or bf16
   --grammar json     decode under a JSON schema, too: an endless list of texts (needs a model with a
@@ -185,10 +187,9 @@ pub struct Args {
     pub kv: Kv,
     /// Decodes that are started at a time, where that is measured, too.
     pub queue: Option<usize>,
-    /// Different adapters in batches, 0 for none, and their rank.
+    /// Different adapters in batches, 0 for none.
     pub adapters: usize,
-    pub adapter_rank: usize,
-    pub adapter_type: TensorType,
+    pub adapter_kind: adapters::Kind,
     /// Decode under a grammar, too.
     pub grammar: bool,
     /// How tokens are chosen, and its name.
@@ -309,8 +310,12 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut reps = 3;
     let mut kv = Kv::F16;
     let mut queue = None;
-    let (mut adapters, mut adapter_rank) = (0, 16);
-    let mut adapter_type = TensorType::F32;
+    let mut n_adapters = 0;
+    let mut adapter_kind = adapters::Kind {
+        rank: 16,
+        ty: TensorType::F32,
+        experts: false,
+    };
     let mut grammar = false;
     let mut sampling = ("greedy".to_owned(), Sampling::GREEDY);
     let mut profile = false;
@@ -390,12 +395,15 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 }
             }
             Long("queue") => queue = Some(number(&mut parser, "--queue", 1, 1 << 20)?),
-            Long("adapters") => adapters = number(&mut parser, "--adapters", 1, 1024)?,
-            Long("adapter-rank") => adapter_rank = number(&mut parser, "--adapter-rank", 1, 1024)?,
+            Long("adapters") => n_adapters = number(&mut parser, "--adapters", 1, 1024)?,
+            Long("adapter-experts") => adapter_kind.experts = true,
+            Long("adapter-rank") => {
+                adapter_kind.rank = number(&mut parser, "--adapter-rank", 1, 1024)?
+            }
             Long("adapter-type") => match parser.value()?.string()?.as_str() {
-                "f32" => adapter_type = TensorType::F32,
-                "f16" => adapter_type = TensorType::F16,
-                "bf16" => adapter_type = TensorType::BF16,
+                "f32" => adapter_kind.ty = TensorType::F32,
+                "f16" => adapter_kind.ty = TensorType::F16,
+                "bf16" => adapter_kind.ty = TensorType::BF16,
                 other => {
                     return Err(format!("--adapter-type is f32, f16 or bf16, not {other:?}").into());
                 }
@@ -501,9 +509,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         reps,
         kv,
         queue,
-        adapters,
-        adapter_rank,
-        adapter_type,
+        adapters: n_adapters,
+        adapter_kind,
         grammar,
         sampling,
         profile,

@@ -194,12 +194,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
     let mut session = session(&model, context, kv_type, args)?;
     let tokens = random_tokens(context, model.details().n_vocab);
 
-    let adapters = adapters::random(
-        &model,
-        path,
-        args.adapters,
-        (args.adapter_rank, args.adapter_type),
-    )?;
+    let adapters = adapters::random(&model, path, args.adapters, args.adapter_kind)?;
 
     let mut prefill = Vec::new();
     for tokens_in_prompt in prompts {
