@@ -11,6 +11,7 @@ use super::keys::{
 use super::model::Model;
 use super::normalizer::{Bert, Normalizer, SPACE, SentencePiece, Step};
 use super::pattern::Pattern;
+use super::plamo::Plamo;
 use super::pretokenizer::{Behavior, Cutter, PreTokenizer};
 use super::rules::Rule;
 use super::sentencepiece::Scores;
@@ -51,11 +52,12 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
         Some("gemma4") => characters(metadata, budget, true),
         Some("t5") => unigram(metadata, budget),
         Some("bert") => wordpiece(metadata, budget),
+        Some("plamo2") => plamo(metadata, budget),
         Some(other) => {
             let other: String = other.chars().take(100).collect();
             fail!(
                 Unsupported,
-                "tokenizer.ggml.model: tokenizer {other:?} is not supported, only \"gpt2\" (byte-level BPE), \"llama\" (SentencePiece), \"gemma4\", \"t5\" (Unigram) and \"bert\" (WordPiece)"
+                "tokenizer.ggml.model: tokenizer {other:?} is not supported, only \"gpt2\" (byte-level BPE), \"llama\" (SentencePiece), \"gemma4\", \"t5\" (Unigram), \"bert\" (WordPiece) and \"plamo2\""
             )
         }
         None => fail!(MissingKey, "metadata key tokenizer.ggml.model is missing"),
@@ -494,6 +496,48 @@ fn unigram(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     );
     let settings = spaces(metadata, true)?;
     spelled_spaces((metadata, budget), vocabulary, model, settings, ends)
+}
+
+fn plamo(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
+    let vocabulary = vocabulary(metadata, &Spelling::Plain)?;
+    let scores = scores(metadata, vocabulary.len())?;
+    let bytes = vocabulary.byte_tokens();
+    if let Some(byte) = bytes.iter().position(|token| *token == NONE) {
+        fail!(
+            FileCorrupt,
+            "metadata key {TOKENS} has no token <0x{byte:02X}> for a byte"
+        );
+    }
+    let ordinary = |id: &u32| {
+        let kind = vocabulary.kind(*id);
+        matches!(kind, TokenKind::Normal | TokenKind::UserDefined)
+    };
+    let ids = (0..vocabulary.len() as u32).filter(ordinary);
+    let pieces: Vec<(&[u8], u32)> = ids.map(|id| (vocabulary.spelling(id), id)).collect();
+    let model = Model::Plamo(Plamo::new(&pieces, &scores, bytes, budget)?);
+    let usual = |name: &str, usual: u32| -> Result<EndToken> {
+        let is_usual =
+            (usual as usize) < vocabulary.len() && vocabulary.kind(usual) == TokenKind::Control;
+        Ok(EndToken {
+            id: id(metadata, name, &vocabulary)?.or(is_usual.then_some(usual)),
+            added: false,
+        })
+    };
+    let ends = (usual("bos", 1)?, usual("eos", 2)?);
+    let (normalizer, pretokenizer) = (
+        Normalizer::default(),
+        PreTokenizer {
+            cutters: Vec::new(),
+        },
+    );
+    finish(
+        (metadata, budget),
+        vocabulary,
+        model,
+        normalizer,
+        pretokenizer,
+        ends,
+    )
 }
 
 fn wordpiece(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {

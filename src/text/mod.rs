@@ -21,6 +21,7 @@ mod keys;
 mod model;
 mod normalizer;
 mod pattern;
+mod plamo;
 mod pretokenizer;
 pub(crate) mod rules;
 mod sentencepiece;

@@ -1,6 +1,7 @@
 //! The kinds of models that turn a piece of text into tokens.
 
 use super::bpe::{Bpe, Merger};
+use super::plamo::Plamo;
 use super::sentencepiece::{Agenda, Scores};
 use super::unigram::{Lattice, Unigram};
 use super::vocabulary::Vocabulary;
@@ -16,6 +17,8 @@ pub(super) enum Model {
     Scores(Scores),
     /// The likeliest sequence of tokens.
     Unigram(Unigram),
+    /// The same from the end of the text.
+    Plamo(Plamo),
     /// The longest token first.
     WordPiece(WordPiece),
     /// Each piece is a token, or the unknown one.
@@ -48,6 +51,7 @@ impl Model {
                 model.encode(vocabulary, piece, &mut scratch.agenda, budget, out)
             }
             Model::Unigram(model) => model.encode(piece, &mut scratch.lattice, budget, out),
+            Model::Plamo(model) => model.encode(piece, &mut scratch.lattice, budget, out),
             Model::WordPiece(model) => model.encode(vocabulary, piece, budget, out),
             Model::Words { unknown } => {
                 let ordinary = |token: &u32| !vocabulary.kind(*token).is_control();

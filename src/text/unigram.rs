@@ -22,14 +22,14 @@ pub(super) struct Unigram {
 
 /// The best way to a place of the text.
 #[derive(Clone, Copy)]
-struct Step {
-    score: f64,
-    /// Bytes of the last token.
-    length: u32,
-    token: u32,
+pub(super) struct Step {
+    pub score: f64,
+    /// Bytes of the token that it ends with.
+    pub length: u32,
+    pub token: u32,
 }
 
-const UNREACHED: Step = Step {
+pub(super) const UNREACHED: Step = Step {
     score: f64::NEG_INFINITY,
     length: 0,
     token: 0,
@@ -38,7 +38,7 @@ const UNREACHED: Step = Step {
 /// Memory for the search, used again for each piece.
 #[derive(Default)]
 pub(super) struct Lattice {
-    steps: Vec<Step>,
+    pub steps: Vec<Step>,
     /// The best way, last token first: the token and the bytes it takes.
     way: Vec<(u32, u32)>,
 }
@@ -171,7 +171,7 @@ impl Unigram {
 }
 
 /// Takes a way to a place if it is better than the best so far.
-fn improve(step: &mut Step, score: f64, length: usize, token: u32) {
+pub(super) fn improve(step: &mut Step, score: f64, length: usize, token: u32) {
     if step.length == 0 || score > step.score {
         *step = Step {
             score,

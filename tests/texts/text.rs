@@ -220,6 +220,70 @@ fn vocabularies_of_characters_are_known_by_their_pre_tokenizers() {
     }
 }
 
+/// llama.cpp has these tokens (release 0.3.36 of its Python package).
+#[test]
+fn plamo_cuts_from_the_end() {
+    let mut tokens: Vec<String> = ["unk", "bos", "eos", "pad", "op"]
+        .map(|name| format!("<|plamo:{name}|>"))
+        .into();
+    let mut kinds = vec![3i64; 5];
+    kinds[0] = 2;
+    tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    kinds.resize(tokens.len(), 6);
+    let mut scores = vec![0f32; tokens.len()];
+    for (token, score) in [
+        ("a", -2.0),
+        ("b", -2.0),
+        ("ab", -4.0),
+        ("bc", -1.0),
+        ("日本", -3.0),
+        ("本", -9.0),
+        ("[PAD1]", -1000.0),
+    ] {
+        tokens.push(token.into());
+        scores.push(score);
+        kinds.push(if token.starts_with('[') { 5 } else { 1 });
+    }
+    let file = |tokens: &[String]| -> HashMap<String, Value> {
+        HashMap::from([
+            (
+                "tokenizer.ggml.model".to_owned(),
+                "plamo2".to_owned().into(),
+            ),
+            ("tokenizer.ggml.tokens".to_owned(), tokens.to_vec().into()),
+            ("tokenizer.ggml.token_type".to_owned(), kinds.clone().into()),
+            ("tokenizer.ggml.scores".to_owned(), scores.clone().into()),
+            ("tokenizer.ggml.eot_token_id".to_owned(), 4u32.into()),
+        ])
+    };
+    let tokenizer = Tokenizer::from_metadata(&file(&tokens)).unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)));
+    assert!(!tokenizer.adds_bos());
+    // "ab" is as likely as "a" and "b", but "a" and "bc" are likelier than "ab" and a byte.
+    for (text, expected) in [
+        ("ab", &[263][..]),
+        ("abc", &[261, 264]),
+        ("日本a é", &[265, 261, 37, 200, 174]),
+        ("\u{feff}ab", &[263]),
+        ("", &[]),
+    ] {
+        let ids = encode(&tokenizer, text, PLAIN);
+        assert_eq!(ids, expected, "{text:?}");
+        let text = text.trim_start_matches('\u{feff}');
+        assert_eq!(decode(&tokenizer, &ids), text.as_bytes());
+    }
+    // Text alone makes no control tokens, and none that files are filled up with.
+    for text in ["<|plamo:op|>", "[PAD1]"] {
+        let ids = encode(&tokenizer, text, PLAIN);
+        assert!(ids.len() > 1 && !ids.contains(&4), "{ids:?}");
+        assert_eq!(decode(&tokenizer, &ids), text.as_bytes());
+    }
+    tokens[5 + 0x41] = "<0x42>".into();
+    let e = Tokenizer::from_metadata(&file(&tokens)).err().unwrap();
+    assert_eq!(e.status, Status::FileCorrupt, "{e}");
+    assert!(e.message.contains("<0x41>"), "{e}");
+}
+
 /// Expected: Hugging Face's tokenizers, with the tokenizer that the keys of a file say here.
 #[test]
 fn words_of_characters_are_those_of_their_own_tokenizer() {
