@@ -94,7 +94,7 @@ impl Fingerprint {
                 return;
             }
             // Its tensors say everything.
-            Mixer::ShortConv(_) | Mixer::Mamba1(_) | Mixer::Elsewhere => return,
+            Mixer::ShortConv(_) | Mixer::Mamba1(_) | Mixer::Absent => return,
             Mixer::DeltaNet(m) => {
                 for number in [m.n_key_heads, m.n_value_heads, m.key_dim, m.value_dim] {
                     self.number(number as u64);

@@ -88,6 +88,11 @@ impl<'a> Decoder<'a> {
                 let sizes = source.sizes(HEADS, n_layers)?;
                 sizes.into_iter().max().unwrap_or(1)
             }
+            // The same where some have none.
+            "deci" => match super::hybrid::per_layer(&source, HEADS, n_layers)? {
+                Some(all) => source.check_size(HEADS, all.into_iter().max().unwrap_or(0))?,
+                None => source.size(HEADS)?,
+            },
             _ => source.uniform_size(HEADS, n_layers)?,
         };
         let n_kv_heads = kv_heads(&source, KV_HEADS, n_layers)?.unwrap_or(n_heads);

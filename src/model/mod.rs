@@ -12,6 +12,7 @@ mod bitnet;
 mod bloom;
 mod cohere2;
 mod dbrx;
+mod deci;
 mod decoder;
 mod deepseek;
 mod deepseek2;
@@ -124,6 +125,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("cohere2moe", cohere2::experts),
     ("command-r", cohere2::command_r),
     ("dbrx", dbrx::describe),
+    ("deci", deci::describe),
     ("deepseek", deepseek::describe),
     ("deepseek2", deepseek2::describe),
     ("dots1", glm4moe::dots1),

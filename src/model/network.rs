@@ -255,8 +255,8 @@ pub enum Mixer {
     Mamba2(Box<Mamba2>),
     /// Self-attention and Mamba 2 side by side: both read the same input, and their outputs are added.
     SideBySide(Box<SideBySide>),
-    /// Another device has it ([`Network::experts_apart`]).
-    Elsewhere,
+    /// Not here: another device has it ([`Network::experts_apart`]), or the layer has none.
+    Absent,
 }
 
 /// Two mixers of a layer.
@@ -277,6 +277,8 @@ pub enum MixerState {
     Fixed(FixedShape),
     /// Both.
     Both(KvShape, FixedShape),
+    /// Nothing.
+    None,
 }
 
 /// Keys and values of a layer.
@@ -342,14 +344,14 @@ impl MixerState {
     pub fn kv(&self) -> KvShape {
         match self {
             MixerState::Kv(kv) | MixerState::Both(kv, _) => *kv,
-            MixerState::Fixed(_) => KvShape::NONE,
+            MixerState::Fixed(_) | MixerState::None => KvShape::NONE,
         }
     }
 
     /// The part of fixed size, if there is one.
     pub fn fixed(&self) -> Option<FixedShape> {
         match self {
-            MixerState::Kv(_) => None,
+            MixerState::Kv(_) | MixerState::None => None,
             MixerState::Fixed(fixed) | MixerState::Both(_, fixed) => Some(*fixed),
         }
     }
@@ -371,7 +373,7 @@ impl Mixer {
             Mixer::Mamba1(_) => "Mamba",
             Mixer::Mamba2(_) => "Mamba 2",
             Mixer::SideBySide(_) => "attention and Mamba 2 side by side",
-            Mixer::Elsewhere => "a mixer on another device",
+            Mixer::Absent => "an absent mixer",
         }
     }
 
@@ -403,7 +405,7 @@ impl Mixer {
             Mixer::SideBySide(both) => {
                 MixerState::Both(both.attention.state(context_length), both.mamba.state())
             }
-            Mixer::Elsewhere => MixerState::Fixed(FixedShape::default()),
+            Mixer::Absent => MixerState::None,
         }
     }
 
@@ -430,7 +432,7 @@ impl Mixer {
                 all.extend(both.mamba.linears());
                 all
             }
-            Mixer::Elsewhere => Vec::new(),
+            Mixer::Absent => Vec::new(),
         }
     }
 
@@ -439,7 +441,7 @@ impl Mixer {
         let (attention, others): (_, [Option<&Norm>; 3]) = match self {
             Mixer::Attention(a) => (Some(&**a), [None; 3]),
             Mixer::Latent(a) => (None, [a.q_a_norm.as_ref(), a.kv_norm.as_ref(), None]),
-            Mixer::ShortConv(_) | Mixer::Elsewhere => (None, [None; 3]),
+            Mixer::ShortConv(_) | Mixer::Absent => (None, [None; 3]),
             Mixer::DeltaNet(m) => (None, [Some(&m.norm), None, None]),
             Mixer::Mamba1(m) => (
                 None,
@@ -465,7 +467,7 @@ impl Mixer {
                 let distances = a.distances.as_ref().map(|d| &d.weight);
                 (None, [a.sinks.as_ref(), distances, None, None])
             }
-            Mixer::Latent(_) | Mixer::Elsewhere => (None, [None; 4]),
+            Mixer::Latent(_) | Mixer::Absent => (None, [None; 4]),
             Mixer::ShortConv(m) => (Some(&m.conv), [None; 4]),
             Mixer::DeltaNet(m) => (
                 Some(&m.conv),
@@ -501,7 +503,7 @@ impl Mixer {
             | Mixer::DeltaNet(_)
             | Mixer::Mamba1(_)
             | Mixer::Mamba2(_)
-            | Mixer::Elsewhere => None,
+            | Mixer::Absent => None,
         }
     }
 

@@ -46,7 +46,7 @@ impl Network {
             let feed_forward =
                 std::mem::replace(&mut block.feed_forward, FeedForward::OnHost(index));
             apart.blocks.push(Block {
-                mixer: Mixer::Elsewhere,
+                mixer: Mixer::Absent,
                 mixer_norm: None,
                 mixer_post_norm: None,
                 mixer_sum_norm: None,
@@ -71,7 +71,7 @@ impl Network {
     /// Whether it is of parts of layers that another device has evaluated ([`Network::experts_apart`]).
     pub fn is_apart(&self) -> bool {
         let mut mixers = self.blocks.iter().map(|block| &block.mixer);
-        mixers.all(|mixer| matches!(mixer, Mixer::Elsewhere))
+        mixers.all(|mixer| matches!(mixer, Mixer::Absent))
     }
 
     /// Whether it has the first layer.

@@ -144,7 +144,7 @@ fn block_share(block: &mut Block, cutter: &mut Cutter) -> Share<()> {
             attention_share(&mut both.attention, cutter)?;
             recurrent::mamba2_share(&mut both.mamba, cutter)?;
         }
-        Mixer::Elsewhere => {}
+        Mixer::Absent => {}
     }
     match &mut block.feed_forward {
         FeedForward::Dense(mlp) => mlp_share(mlp, cutter),

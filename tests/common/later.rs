@@ -950,3 +950,57 @@ pub fn llama_embed() -> Edited {
     file.metadata.remove(window).unwrap();
     file
 }
+
+/// What was left of Llama, as a file: layers with attention and a feed-forward part, with the latter alone, with none of both, with
+/// attention alone where `alone`, and with another number of heads and another width.
+pub fn deci(alone: bool) -> Edited {
+    let mut model = Both::of("mistral", "deci", "deci", "DeciLMForCausalLM");
+    let of_layers = |name: &str| name.starts_with("blk.");
+    model.file.tensors.retain(|name, _| !of_layers(name));
+    let heads = [
+        (3, 1),
+        (0, 0),
+        (0, 0),
+        (i64::from(alone) * 2, i64::from(alone)),
+        (4, 2),
+    ];
+    let widths = [40, 24, 0, 0, 56];
+    for (layer, ((n, kv), width)) in heads.into_iter().zip(widths).enumerate() {
+        let (n, kv) = (n as usize, kv as usize);
+        let mut set = |part: &str, dims: &[usize], center: f32| {
+            let name = format!("blk.{layer}.{part}.weight");
+            model.set_one(&name, &name, dims, center);
+        };
+        if n > 0 {
+            set("attn_norm", &[40], 1.0);
+            set("attn_q", &[40, 24 * n], 0.0);
+            set("attn_k", &[40, 24 * kv], 0.0);
+            set("attn_v", &[40, 24 * kv], 0.0);
+            set("attn_output", &[24 * n, 40], 0.0);
+        }
+        if width > 0 {
+            set("ffn_norm", &[40], 1.0);
+            set("ffn_gate", &[40, width], 0.0);
+            set("ffn_up", &[40, width], 0.0);
+            set("ffn_down", &[width, 40], 0.0);
+        }
+    }
+    let array = |all: Vec<i64>| Value::Array(Array::I64(all));
+    let window = "deci.attention.sliding_window";
+    model.file.metadata.remove(window).unwrap();
+    for (key, value) in [
+        ("block_count", Value::from(5u32)),
+        ("attention.head_count", array(heads.map(|(n, _)| n).into())),
+        (
+            "attention.head_count_kv",
+            array(heads.map(|(_, kv)| kv).into()),
+        ),
+        (
+            "feed_forward_length",
+            array(widths.map(|n| n as i64).into()),
+        ),
+    ] {
+        model.file.set(&format!("deci.{key}"), value);
+    }
+    model.file
+}

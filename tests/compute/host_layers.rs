@@ -38,7 +38,7 @@ fn experts_apart_are_the_oracles() {
         assert_eq!(apart.blocks.len(), count, "{name}");
         assert_eq!(rest.separable_experts(), 0, "{name}");
         let mixers = apart.blocks.iter().map(|block| &block.mixer);
-        assert!(mixers.into_iter().all(|m| matches!(m, Mixer::Elsewhere)));
+        assert!(mixers.into_iter().all(|m| matches!(m, Mixer::Absent)));
         let host = on_cpu(&apart, 2).host_layers().expect("a host").0;
         host.reserve(40).unwrap();
         let (width, stride) = (network.hidden, network.hidden.next_multiple_of(32) + 32);

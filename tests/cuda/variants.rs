@@ -7,9 +7,10 @@ use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::open_family;
 use crate::common::later::{
-    add_post_norms, bloom, codeshell, dbrx, deepseek, falcon_rw, flex_olmo, hunyuan_vl, hyperclova,
-    jais, kimi_linear, lfm3, ling_1, ling_3, long_gpt_neo, maincoder, mpt, muse_glimmer, nanbeige,
-    olmo_hybrid, openelm, plain_step, plamo_3, plm, qwen_1, refact, spark, step, vault_gemma,
+    add_post_norms, bloom, codeshell, dbrx, deci, deepseek, falcon_rw, flex_olmo, hunyuan_vl,
+    hyperclova, jais, kimi_linear, lfm3, ling_1, ling_3, long_gpt_neo, maincoder, mpt,
+    muse_glimmer, nanbeige, olmo_hybrid, openelm, plain_step, plamo_3, plm, qwen_1, refact, spark,
+    step, vault_gemma,
 };
 use crate::common::reference_llama;
 use crate::common::states::{bits, random_life, random_life_of, restored, saved, session_with};
@@ -68,7 +69,7 @@ const fn windowed(
     }
 }
 
-const VARIANTS: [Variant; 36] = [
+const VARIANTS: [Variant; 37] = [
     variant("hyperclova", "hyperclovax", || hyperclova().file),
     variant("hyperclova_post_norms", "hyperclovax", || {
         let mut model = hyperclova();
@@ -112,6 +113,7 @@ const VARIANTS: [Variant; 36] = [
     variant("codeshell", "codeshell", codeshell),
     variant("refact", "refact", refact),
     variant("openelm", "openelm", openelm),
+    variant("deci", "deci", || deci(true)),
     variant("nanbeige", "nanbeige", nanbeige),
     windowed("plamo_3", "plamo3", plamo_3),
     variant("jais", "jais", jais),

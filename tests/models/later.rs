@@ -4,10 +4,10 @@
 use crate::common::edit::Edited;
 use crate::common::folder::{Folder, Stored};
 use crate::common::later::{
-    add_post_norms, codeshell, dbrx, deepseek, falcon_rw, falling, flex_olmo, gpt_neo, hunyuan_vl,
-    hyperclova, jais, kimi_layers, kimi_linear, lfm3, ling_1, ling_3, llama_embed, maincoder, mpt,
-    muse_glimmer, nanbeige, norm_embeddings, olmo_hybrid, openelm, plamo_3, plm, qwen_1, refact,
-    spark, step, vault_gemma,
+    add_post_norms, codeshell, dbrx, deci, deepseek, falcon_rw, falling, flex_olmo, gpt_neo,
+    hunyuan_vl, hyperclova, jais, kimi_layers, kimi_linear, lfm3, ling_1, ling_3, llama_embed,
+    maincoder, mpt, muse_glimmer, nanbeige, norm_embeddings, olmo_hybrid, openelm, plamo_3, plm,
+    qwen_1, refact, spark, step, vault_gemma,
 };
 use crate::common::variants::Both;
 use crate::variants::{agrees, agrees_over, network_of};
@@ -1016,4 +1016,47 @@ fn files_of_further_relatives_agree() {
     let decoder = described(&file);
     assert!(decoder.encoder.is_none());
     agrees(&decoder);
+}
+
+/// llama.cpp agrees, but where a layer has attention alone, which it leaves out.
+#[test]
+fn layers_without_parts_are_left_out() {
+    let described = |file: &Edited| Network::from_file(&file.open()).unwrap();
+    for alone in [false, true] {
+        let network = described(&deci(alone));
+        let parts = network.blocks.iter().map(|block| {
+            let is_there = !matches!(block.mixer, Mixer::Absent);
+            (is_there, !matches!(block.feed_forward, FeedForward::None))
+        });
+        let parts: Vec<(bool, bool)> = parts.collect();
+        let (both, neither) = ((true, true), (false, false));
+        assert_eq!(parts, [both, (false, true), neither, (alone, false), both]);
+        assert!(
+            network
+                .blocks
+                .iter()
+                .all(|b| b.mixer.state(64).fixed().is_none())
+        );
+        agrees(&network);
+    }
+    let array = |all: [i64; 5]| Value::Array(Array::I64(all.to_vec()));
+    for (key, value, status) in [
+        (
+            "attention.head_count_kv",
+            array([1, 0, 0, 0, 0]),
+            Status::Unsupported,
+        ),
+        (
+            "attention.head_count_kv",
+            array([1, 0, 0, 0, 3]),
+            Status::InvalidModel,
+        ),
+        ("attention.head_count", array([0; 5]), Status::InvalidModel),
+    ] {
+        let mut file = deci(false);
+        file.set(&format!("deci.{key}"), value);
+        let e = Network::from_file(&file.open()).unwrap_err();
+        assert_eq!(e.status, status, "{e}");
+        assert!(e.message.contains("deci.attention.head_count"), "{e}");
+    }
 }

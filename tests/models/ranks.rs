@@ -371,7 +371,7 @@ fn fixed_of(network: &Network) -> Vec<FixedShape> {
         .iter()
         .map(|b| b.mixer.state(network.context_length));
     let fixed = states.filter_map(|state| match state {
-        MixerState::Kv(_) => None,
+        MixerState::Kv(_) | MixerState::None => None,
         MixerState::Fixed(fixed) | MixerState::Both(_, fixed) => Some(fixed),
     });
     fixed.collect()

@@ -227,8 +227,8 @@ pub(super) enum MixerLayer {
     Mamba2(Box<Mamba2Layer>),
     /// Both read what the residual stream is before the layer.
     SideBySide(Box<(AttentionLayer, Mamba2Layer)>),
-    /// Another device has it.
-    Elsewhere,
+    /// Another device has it, or the layer has none.
+    Absent,
 }
 
 impl MixerLayer {
@@ -267,7 +267,7 @@ impl MixerLayer {
                     Mamba2Layer::new((index, &both.mamba), isa)?,
                 ))
             })?),
-            Mixer::Elsewhere => MixerLayer::Elsewhere,
+            Mixer::Absent => MixerLayer::Absent,
         })
     }
 }
@@ -354,7 +354,7 @@ impl Layer {
             MixerLayer::Mamba1(mamba) => mamba.floats(),
             MixerLayer::Mamba2(mamba) => mamba.floats(),
             MixerLayer::SideBySide(both) => both.0.floats() + both.1.floats(),
-            MixerLayer::Elsewhere => 0,
+            MixerLayer::Absent => 0,
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => dense.floats(),

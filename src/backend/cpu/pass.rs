@@ -216,7 +216,7 @@ impl Pass<'_, '_> {
                 };
                 both.1.run(&held, mixer_norm, mixer_post)?;
             }
-            MixerLayer::Elsewhere => {}
+            MixerLayer::Absent => {}
         }
         if let Some(norm) = &layer.mixer_sum_norm {
             self.norm_residual(norm)?;

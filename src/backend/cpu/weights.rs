@@ -285,7 +285,7 @@ impl Sizes {
                     s.include_attention(&both.attention);
                     s.include_mamba2(&both.mamba);
                 }
-                Mixer::Elsewhere => {}
+                Mixer::Absent => {}
             }
             match &block.feed_forward {
                 FeedForward::Dense(mlp) => {

@@ -20,7 +20,7 @@ pub struct FixedCut {
 /// What a rank has of the state of a mixer; `None` where that has none of fixed size.
 pub(super) fn fixed_cut(mixer: &Mixer, rank: Rank) -> Share<Option<FixedCut>> {
     Ok(Some(match mixer {
-        Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Elsewhere => return Ok(None),
+        Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Absent => return Ok(None),
         Mixer::ShortConv(m) => FixedCut {
             channels: inner_of(&m.output, rank)?.into(),
             heads: Pieces::new([]),

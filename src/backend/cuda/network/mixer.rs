@@ -34,8 +34,8 @@ pub enum MixerPlan {
     Mamba1(Box<Mamba1Plan>),
     /// Self-attention, and what keeps a state of fixed size: both read the same input, and their outputs are added.
     SideBySide(Box<SideBySidePlan>),
-    /// None: of a guest, which begins behind the mixer of a layer.
-    Elsewhere,
+    /// None, as of a guest, which begins behind the mixer of a layer.
+    Absent,
 }
 
 /// Two mixers of a layer on the device.
@@ -84,7 +84,7 @@ impl Jobs {
             (Mixer::ShortConv(conv), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(
                 Box::new(self.short_conv(layer, conv, shape)?),
             )),
-            (Mixer::Elsewhere, _) => Ok(MixerPlan::Elsewhere),
+            (Mixer::Absent, _) => Ok(MixerPlan::Absent),
             (other, state) => fail!(Internal, "layer {layer} is {} with {state:?}", other.name()),
         }
     }
@@ -102,7 +102,7 @@ impl MixerPlan {
                 let (a, r) = (&both.attention, &both.recurrent);
                 vec![&a.qkv, &a.output, &r.input, &r.output]
             }
-            MixerPlan::Elsewhere => Vec::new(),
+            MixerPlan::Absent => Vec::new(),
         }
     }
 
@@ -114,7 +114,7 @@ impl MixerPlan {
             MixerPlan::Latent(_)
             | MixerPlan::Recurrent(_)
             | MixerPlan::Mamba1(_)
-            | MixerPlan::Elsewhere => None,
+            | MixerPlan::Absent => None,
         }
     }
 
@@ -124,7 +124,7 @@ impl MixerPlan {
             MixerPlan::Attention(attention) => attention.kv,
             MixerPlan::Latent(latent) => latent.kv,
             MixerPlan::SideBySide(both) => both.attention.kv,
-            MixerPlan::Recurrent(_) | MixerPlan::Mamba1(_) | MixerPlan::Elsewhere => KvShape::NONE,
+            MixerPlan::Recurrent(_) | MixerPlan::Mamba1(_) | MixerPlan::Absent => KvShape::NONE,
         }
     }
 }

@@ -387,7 +387,7 @@ impl ChunkOperations<'_> {
             | MixerPlan::Latent(_)
             | MixerPlan::Recurrent(_)
             | MixerPlan::Mamba1(_) => true,
-            MixerPlan::SideBySide(_) | MixerPlan::Elsewhere => false,
+            MixerPlan::SideBySide(_) | MixerPlan::Absent => false,
         };
         let beside = self.eval.link.is_some_and(|link| link.is_peer());
         match &layer.feed_forward {

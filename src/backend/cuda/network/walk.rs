@@ -284,7 +284,7 @@ pub(in crate::backend::cuda) fn walk<O: Operations>(
             output(ops, &recurrent.output, &input, &second)?;
             ops.mark(Work::Output, recurrent.output.bytes())?;
         }
-        MixerPlan::Elsewhere => {}
+        MixerPlan::Absent => {}
     }
     norm_residual(ops, block.mixer_sum_norm)?;
     let norm = block.feed_forward_norm;
