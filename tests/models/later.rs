@@ -966,6 +966,10 @@ fn files_of_further_relatives_agree() {
     };
     assert!(key(0) == key(2) && key(1) == key(5) && key(0) != key(1));
     let thrice = agrees(&network);
+    let mut folder = renamed("mistral", "nanbeige", "NanbeigeForCausalLM");
+    folder.set("sliding_window", json!(null));
+    folder.set("num_loops", json!(3));
+    assert_eq!(bits(&folder), thrice);
     let mut bare = file.clone();
     bare.set("nanbeige.skip_loop_final_norm", true);
     assert_ne!(agrees(&described(&bare)), thrice);

@@ -47,6 +47,21 @@ pub(super) const LATER: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["nanbeige"],
+        classes: &["NanbeigeForCausalLM"],
+        architecture: "nanbeige",
+        defaults: || json!({"rms_norm_eps": 1e-5, "num_loops": 1, "skip_loop_final_norm": false}),
+        keys: |k| {
+            k.set("num_loops", k.config.size(&["num_loops"])? as u32);
+            k.set(
+                "skip_loop_final_norm",
+                k.config.flag("skip_loop_final_norm")?,
+            );
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
         model_types: &["hyperclovax"],
         classes: &["HyperCLOVAXForCausalLM"],
         architecture: "hyperclovax",
