@@ -8,9 +8,9 @@ use super::unigram::{Lattice, UNREACHED, improve};
 use crate::budget::Budget;
 use crate::error::{Result, fail};
 
-/// Scores are multiples of this.
-const PRECISION: f64 = 1e-4;
-/// What a character that becomes bytes scores, in these multiples, and what no token scores less than.
+/// Scores are whole numbers when they are multiplied by this.
+const PRECISION: f64 = 1e4;
+/// What a character that becomes bytes scores as such a number, and what no token scores less than.
 const UNKNOWN: f64 = -1e7;
 const LEAST: f64 = -2e7;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -32,7 +32,7 @@ impl Plamo {
         bytes: Box<[u32; 256]>,
         budget: &Budget,
     ) -> Result<Self> {
-        let whole = |score: &f32| (f64::from(*score) / PRECISION).round();
+        let whole = |score: &f32| (f64::from(*score) * PRECISION).round();
         let scores: Vec<f64> = scores.iter().map(whole).collect();
         let counts = |id: &u32| scores[*id as usize].is_finite() && scores[*id as usize] > LEAST;
         let counted = pieces
