@@ -89,10 +89,10 @@ impl<'a> Decoder<'a> {
                 sizes.into_iter().max().unwrap_or(1)
             }
             // The same where some have none.
-            "deci" => match super::hybrid::per_layer(&source, HEADS, n_layers)? {
-                Some(all) => source.check_size(HEADS, all.into_iter().max().unwrap_or(0))?,
-                None => source.size(HEADS)?,
-            },
+            "deci" => {
+                let sizes = source.sizes_or_none(HEADS, n_layers)?;
+                source.check_size(HEADS, sizes.into_iter().max().unwrap_or(0) as u64)?
+            }
             _ => source.uniform_size(HEADS, n_layers)?,
         };
         let n_kv_heads = kv_heads(&source, KV_HEADS, n_layers)?.unwrap_or(n_heads);
@@ -533,15 +533,20 @@ impl<'a> Decoder<'a> {
 
     /// Heads of queries and of keys of each layer, where they differ between layers.
     pub(super) fn heads_by_layer(&self) -> Result<Vec<(usize, usize)>> {
-        const HEADS: &str = "attention.head_count";
-        let n_heads = self.source.sizes(HEADS, self.n_layers)?;
+        let n_heads = self.source.sizes("attention.head_count", self.n_layers)?;
         let n_kv_heads = (self.source).sizes("attention.head_count_kv", self.n_layers)?;
         let heads: Vec<_> = n_heads.into_iter().zip(n_kv_heads).collect();
-        if let Some((n, kv)) = heads.iter().find(|(n, kv)| !n.is_multiple_of(*kv)) {
-            let problem = format!("has {n}, which the {kv} KV heads do not divide");
-            return Err(self.source.invalid(HEADS, &problem));
-        }
+        heads.iter().try_for_each(|own| self.check_heads(*own))?;
         Ok(heads)
+    }
+
+    /// Checks that heads of keys divide those of queries.
+    pub(super) fn check_heads(&self, (n, kv): (usize, usize)) -> Result<()> {
+        if n.is_multiple_of(kv) {
+            return Ok(());
+        }
+        let problem = format!("has {n}, which the {kv} KV heads do not divide");
+        Err(self.source.invalid("attention.head_count", &problem))
     }
 
     /// Attention of a layer with so many heads, and heads of keys.

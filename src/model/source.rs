@@ -128,6 +128,12 @@ impl<'a> Source<'a> {
 
     /// A size for each layer, given once or for each.
     pub(super) fn sizes(&self, suffix: &str, n_layers: usize) -> Result<Vec<usize>> {
+        let sizes = self.sizes_or_none(suffix, n_layers)?.into_iter();
+        sizes.map(|n| self.check_size(suffix, n as u64)).collect()
+    }
+
+    /// The same, with 0 for layers that have none.
+    pub(super) fn sizes_or_none(&self, suffix: &str, n_layers: usize) -> Result<Vec<usize>> {
         let key = self.key(suffix);
         if !matches!(self.file.metadata.get(&key), Some(Value::Array(_))) {
             return Ok(vec![self.size(suffix)?; n_layers]);
@@ -140,7 +146,10 @@ impl<'a> Source<'a> {
                 &format!("has {found} values, but there are {n_layers} layers"),
             ));
         }
-        let sizes = per_layer.into_iter().map(|v| self.check_size(suffix, v));
+        let sizes = per_layer.into_iter().map(|v| match v {
+            0 => Ok(0),
+            v => self.check_size(suffix, v),
+        });
         sizes.collect()
     }
 

@@ -82,6 +82,17 @@ fn id(metadata: &Metadata, name: &str, vocabulary: &Vocabulary) -> Result<Option
     token_id(metadata, &key, vocabulary.len())
 }
 
+/// The same, or else the id that such tokens usually have, if there is one of its kind.
+fn usual_id(
+    metadata: &Metadata,
+    name: &str,
+    vocabulary: &Vocabulary,
+    (usual, kind): (u32, TokenKind),
+) -> Result<Option<u32>> {
+    let is_usual = (usual as usize) < vocabulary.len() && vocabulary.kind(usual) == kind;
+    Ok(id(metadata, name, vocabulary)?.or(is_usual.then_some(usual)))
+}
+
 /// Reads and checks tokens and their kinds.
 fn vocabulary(metadata: &Metadata, spelling: &Spelling) -> Result<Vocabulary> {
     let tokens = strings(metadata, TOKENS)?;
@@ -428,11 +439,8 @@ pub(super) fn space_starts(vocabulary: &Vocabulary) -> PreTokenizer {
 fn sentencepiece(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let vocabulary = vocabulary(metadata, &Spelling::Spaces)?;
     let scores = scores(metadata, vocabulary.len())?;
-    let usual = |name: &str, usual: u32, kind: TokenKind| -> Result<Option<u32>> {
-        // Ids that SentencePiece gives where nothing is said.
-        let is_usual = (usual as usize) < vocabulary.len() && vocabulary.kind(usual) == kind;
-        Ok(id(metadata, name, &vocabulary)?.or(is_usual.then_some(usual)))
-    };
+    // Ids that SentencePiece gives where nothing is said.
+    let usual = |name, id, kind| usual_id(metadata, name, &vocabulary, (id, kind));
     let unknown = usual("unknown", 0, TokenKind::Unknown)?;
     let ends = (
         EndToken {
@@ -515,27 +523,20 @@ fn plamo(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let ids = (0..vocabulary.len() as u32).filter(ordinary);
     let pieces: Vec<(&[u8], u32)> = ids.map(|id| (vocabulary.spelling(id), id)).collect();
     let model = Model::Plamo(Plamo::new(&pieces, &scores, bytes, budget)?);
-    let usual = |name: &str, usual: u32| -> Result<EndToken> {
-        let is_usual =
-            (usual as usize) < vocabulary.len() && vocabulary.kind(usual) == TokenKind::Control;
-        Ok(EndToken {
-            id: id(metadata, name, &vocabulary)?.or(is_usual.then_some(usual)),
-            added: false,
-        })
+    let usual = |name, id| -> Result<EndToken> {
+        let id = usual_id(metadata, name, &vocabulary, (id, TokenKind::Control))?;
+        Ok(EndToken { id, added: false })
     };
     let ends = (usual("bos", 1)?, usual("eos", 2)?);
-    let (normalizer, pretokenizer) = (
-        Normalizer::default(),
-        PreTokenizer {
-            cutters: Vec::new(),
-        },
-    );
+    let whole = PreTokenizer {
+        cutters: Vec::new(),
+    };
     finish(
         (metadata, budget),
         vocabulary,
         model,
-        normalizer,
-        pretokenizer,
+        Normalizer::default(),
+        whole,
         ends,
     )
 }

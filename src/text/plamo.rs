@@ -61,18 +61,11 @@ impl Plamo {
     ) -> Result<()> {
         let piece = piece.strip_prefix(BYTE_ORDER_MARK).unwrap_or(piece);
         let length = piece.len();
-        let (Ok(text), Ok(_)) = (str::from_utf8(piece), u32::try_from(length)) else {
-            fail!(InvalidArgument, "text: a piece of {length} bytes");
+        let Ok(text) = str::from_utf8(piece) else {
+            fail!(InvalidArgument, "text: {length} bytes that are not UTF-8");
         };
+        lattice.ready(length)?;
         let steps = &mut lattice.steps;
-        steps.clear();
-        if steps.try_reserve(length + 1).is_err() {
-            fail!(
-                OutOfMemory,
-                "no memory to tokenize a piece of {length} bytes"
-            );
-        }
-        steps.resize(length + 1, UNREACHED);
         steps[length].score = 0.0;
         let mut state = ROOT;
         for (from, character) in text.char_indices().rev() {

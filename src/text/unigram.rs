@@ -43,6 +43,25 @@ pub(super) struct Lattice {
     way: Vec<(u32, u32)>,
 }
 
+impl Lattice {
+    /// Readies it for a piece of so many bytes. Errors: `OutOfMemory`; `InvalidArgument` for 4 GiB and more.
+    pub fn ready(&mut self, length: usize) -> Result<()> {
+        if u32::try_from(length).is_err() {
+            fail!(InvalidArgument, "text: a piece of {length} bytes");
+        }
+        self.steps.clear();
+        self.way.clear();
+        if self.steps.try_reserve(length + 1).is_err() || self.way.try_reserve(length).is_err() {
+            fail!(
+                OutOfMemory,
+                "no memory to tokenize a piece of {length} bytes"
+            );
+        }
+        self.steps.resize(length + 1, UNREACHED);
+        Ok(())
+    }
+}
+
 impl Unigram {
     /// The tokens of `pieces` with their `scores`, the lowest of which is `lowest`.
     pub fn new(
@@ -76,19 +95,8 @@ impl Unigram {
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let length = piece.len();
-        if u32::try_from(length).is_err() {
-            fail!(InvalidArgument, "text: a piece of {length} bytes");
-        }
+        lattice.ready(length)?;
         let Lattice { steps, way } = lattice;
-        steps.clear();
-        way.clear();
-        if steps.try_reserve(length + 1).is_err() || way.try_reserve(length).is_err() {
-            fail!(
-                OutOfMemory,
-                "no memory to tokenize a piece of {length} bytes"
-            );
-        }
-        steps.resize(length + 1, UNREACHED);
         steps[0].score = 0.0;
         let mut from = 0;
         let mut state = ROOT;

@@ -45,6 +45,7 @@ pub fn decode_together(sessions: &mut [Session], count: usize) -> Vec<Vec<u32>> 
 }
 
 const EMBEDDING: &str = "token_embd.weight";
+
 /// An adapter of the model of a file, of a rank and type, with pairs for the token embedding and every matrix that can have one, those of
 /// experts and heads among them. `size` is that of the numbers of `B`.
 pub fn random_adapter(

@@ -707,6 +707,11 @@ pub fn flex_olmo() -> Both {
     model
 }
 
+fn remove_window(file: &mut Edited, architecture: &str) {
+    let window = format!("{architecture}.attention.sliding_window");
+    file.metadata.remove(window.as_str()).unwrap();
+}
+
 /// Maincoder, as a file.
 pub fn maincoder() -> Edited {
     Both::of("hunyuan", "maincoder", "maincoder", "MaincoderForCausalLM").file
@@ -823,8 +828,7 @@ pub fn codeshell() -> Edited {
         "codeshell",
         "CodeShellForCausalLM",
     );
-    let window = "codeshell.attention.sliding_window";
-    model.file.metadata.remove(window).unwrap();
+    remove_window(&mut model.file, "codeshell");
     model.set_one("output.weight", "lm_head.weight", &[48, 96], 0.0);
     model.file
 }
@@ -832,8 +836,7 @@ pub fn codeshell() -> Edited {
 /// Refact, as a file.
 pub fn refact() -> Edited {
     let mut file = Both::of("mistral", "refact", "gpt_refact", "GPTRefactForCausalLM").file;
-    let window = "refact.attention.sliding_window";
-    file.metadata.remove(window).unwrap();
+    remove_window(&mut file, "refact");
     file
 }
 
@@ -869,8 +872,7 @@ pub fn openelm() -> Edited {
 /// Nanbeige 4.2, as a file: three times through the layers.
 pub fn nanbeige() -> Edited {
     let mut file = Both::of("mistral", "nanbeige", "nanbeige", "NanbeigeForCausalLM").file;
-    let window = "nanbeige.attention.sliding_window";
-    file.metadata.remove(window).unwrap();
+    remove_window(&mut file, "nanbeige");
     file.set("nanbeige.num_loops", 3u32);
     file
 }
@@ -946,8 +948,7 @@ pub fn hunyuan_vl() -> Edited {
 /// An encoder of Llama's shape, as a file.
 pub fn llama_embed() -> Edited {
     let mut file = Both::of("mistral", "llama-embed", "llama_bidirec", "").file;
-    let window = "llama-embed.attention.sliding_window";
-    file.metadata.remove(window).unwrap();
+    remove_window(&mut file, "llama-embed");
     file
 }
 
@@ -986,8 +987,7 @@ pub fn deci(alone: bool) -> Edited {
         }
     }
     let array = |all: Vec<i64>| Value::Array(Array::I64(all));
-    let window = "deci.attention.sliding_window";
-    model.file.metadata.remove(window).unwrap();
+    remove_window(&mut model.file, "deci");
     for (key, value) in [
         ("block_count", Value::from(5u32)),
         ("attention.head_count", array(heads.map(|(n, _)| n).into())),

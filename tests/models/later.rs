@@ -25,6 +25,10 @@ fn renamed(family: &str, model_type: &str, class: &str) -> Folder {
     folder
 }
 
+fn described(file: &Edited) -> Network {
+    Network::from_file(&file.open()).unwrap()
+}
+
 fn bits(folder: &Folder) -> Vec<u32> {
     agrees(&network_of(folder))
 }
@@ -861,7 +865,6 @@ fn choices_of_configs_are_kept() {
 /// of its Python package, caches in f32).
 #[test]
 fn files_of_relatives_of_llama_agree() {
-    let described = |file: &Edited| Network::from_file(&file.open()).unwrap();
     let network = described(&maincoder());
     assert!(
         network.blocks[1]
@@ -945,7 +948,6 @@ fn files_of_relatives_of_llama_agree() {
 /// The same of others.
 #[test]
 fn files_of_further_relatives_agree() {
-    let described = |file: &Edited| Network::from_file(&file.open()).unwrap();
     let file = nanbeige();
     let network = described(&file);
     assert_eq!(network.blocks.len(), 6);
@@ -1025,7 +1027,6 @@ fn files_of_further_relatives_agree() {
 /// llama.cpp agrees, but where a layer has attention alone, which it leaves out.
 #[test]
 fn layers_without_parts_are_left_out() {
-    let described = |file: &Edited| Network::from_file(&file.open()).unwrap();
     for alone in [false, true] {
         let network = described(&deci(alone));
         let parts = network.blocks.iter().map(|block| {

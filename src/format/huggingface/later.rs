@@ -52,7 +52,7 @@ pub(super) const LATER: &[Family] = &[
         architecture: "nanbeige",
         defaults: || json!({"rms_norm_eps": 1e-5, "num_loops": 1, "skip_loop_final_norm": false}),
         keys: |k| {
-            k.set("num_loops", k.config.size(&["num_loops"])? as u32);
+            k.set("num_loops", k.config.size(&["num_loops"])?);
             k.set(
                 "skip_loop_final_norm",
                 k.config.flag("skip_loop_final_norm")?,

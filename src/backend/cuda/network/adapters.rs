@@ -490,9 +490,14 @@ impl Evaluation<'_> {
         })
     }
 
-    /// Whether adapters may add to matrices that are not those of every token.
-    pub(super) fn adapts_apart(&self, adapted: &Option<AdaptedApart>) -> bool {
-        self.adapters.reach() == Reach::All && adapted.is_some()
+    /// Matrices that are not those of every token, if adapters may add to them.
+    pub(super) fn reached<'a>(
+        &self,
+        adapted: &'a Option<AdaptedApart>,
+    ) -> Option<&'a AdaptedApart> {
+        adapted
+            .as_ref()
+            .filter(|_| self.adapters.reach() == Reach::All)
     }
 
     /// Adds what adapters have for `entries` entries of such matrices, if they may have something. `args` says where inputs and outputs
@@ -506,10 +511,7 @@ impl Evaluation<'_> {
         args: &args::AdaptEach,
         entries: u32,
     ) -> Result<()> {
-        let Some(adapted) = adapted
-            .as_ref()
-            .filter(|_| self.adapters.reach() == Reach::All)
-        else {
+        let Some(adapted) = self.reached(adapted) else {
             return Ok(());
         };
         let args = args::AdaptEach {

@@ -212,7 +212,7 @@ impl StepOperations<'_> {
                 )
             };
         }
-        let adapts = self.eval.adapts_apart(&e.adapted.down);
+        let adapts = self.eval.reached(&e.adapted.down).is_some();
         let input = if e.own_inputs() && !adapts {
             ExpertInput::Inner(ExpertInner {
                 address: mine.inner,
