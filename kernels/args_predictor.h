@@ -58,6 +58,9 @@ struct KeepPlaceArgs {
     uint32_t chunk;
     // The number of that layer.
     uint32_t place;
+    // Factor on the rows.
+    float unit;
+    uint32_t padding;
 };
 
 struct GatherStatesArgs {
@@ -103,7 +106,7 @@ struct SpreadLogitsArgs {
 static_assert(sizeof(StateRing) == 128);
 static_assert(sizeof(KeepArgs) == 56);
 static_assert(sizeof(EnterArgs) == 104);
-static_assert(sizeof(KeepPlaceArgs) == 32);
+static_assert(sizeof(KeepPlaceArgs) == 40);
 static_assert(sizeof(GatherStatesArgs) == 32);
 static_assert(sizeof(JoinArgs) == 96);
 static_assert(sizeof(SpreadLogitsArgs) == 32);

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256) keep_place(const __grid_consta
     float* to = ring_row(ring, s->states_rows, s->position + (a.chunk ? i : 0), ring->n_places * a.len);
     for (uint32_t p = 0; p < ring->n_places; p++, to += a.len) {
         if (ring->places[p] != a.place) continue;
-        for (uint32_t e = threadIdx.x; e < a.len; e += blockDim.x) to[e] = x[e];
+        for (uint32_t e = threadIdx.x; e < a.len; e += blockDim.x) to[e] = x[e] * a.unit;
     }
 }
 

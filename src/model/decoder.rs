@@ -233,6 +233,7 @@ impl<'a> Decoder<'a> {
             per_layer: None,
             encoder: self.encoder(&blocks)?,
             streams: None,
+            residual_unit: 1.0,
             blocks,
             final_norm: final_norm()?,
             head,

@@ -70,6 +70,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         per_layer: None,
         encoder: None,
         streams: None,
+        residual_unit: 1.0,
         blocks: vec![block],
         final_norm: norm("output_norm")?,
         head,

@@ -82,6 +82,7 @@ mod stablelm;
 mod starcoder2;
 mod step35;
 mod t5;
+mod unit;
 mod unused;
 
 pub use adapter::{
@@ -243,8 +244,9 @@ impl Network {
         let architecture = file.str("general.architecture")?;
         match ARCHITECTURES.iter().find(|(name, _)| *name == architecture) {
             Some((_, describe)) => {
-                let network = describe(file)?;
+                let mut network = describe(file)?;
                 unused::refuse(file, &network)?;
+                network.scale_residual_unit();
                 Ok(network)
             }
             None => fail!(

@@ -33,6 +33,9 @@ pub struct Network {
     pub per_layer: Option<PerLayerInputs>,
     /// Several residual streams in place of one, if the network has those.
     pub streams: Option<Streams>,
+    /// What 1 in the residual stream stands for: models of this kind were trained with a stream that is this factor
+    /// times as large. Finite and positive.
+    pub residual_unit: f32,
     /// The layers, first to last.
     pub blocks: Vec<Block>,
     /// Norm before the head.

@@ -535,3 +535,47 @@ fn agrees_by_its_states(
         assert!(share < bound, "{what}, pieces of {pieces}: {share}");
     }
 }
+
+/// What a network makes is the same whatever the unit of its residual stream, and so are the hidden states that it hands out: up to `bound` of the
+/// largest number.
+pub fn units_agree(
+    options: &RunnerOptions,
+    bound: f64,
+    load: &dyn Fn(&Network) -> Arc<dyn Weights>,
+) {
+    const TEXT: [u32; 6] = [5, 17, 33, 80, 2, 60];
+    let scaled = Network::from_file(&Folder::family("granite").ready()).unwrap();
+    let unit = scaled.residual_unit;
+    assert_ne!(unit, 1.0);
+    let mut plain = scaled.clone();
+    plain.residual_unit = 1.0;
+    plain.embedding_scale *= unit;
+    plain.final_norm.eps *= unit * unit;
+    for block in &mut plain.blocks {
+        assert_eq!(block.residual_scale, 1.0);
+        block.residual_scale = unit;
+        for norm in [&mut block.mixer_norm, &mut block.feed_forward_norm] {
+            norm.as_mut().unwrap().eps *= unit * unit;
+        }
+    }
+    let places: Vec<usize> = (0..=plain.blocks.len()).collect();
+    let of = |network: &Network| {
+        let weights = load(network);
+        let mut kept = Kept::new(weights.clone(), options);
+        kept.states = weights.states_at(&places, 64).unwrap();
+        kept.runner.keep_states(Some(kept.states.clone())).unwrap();
+        // A chunk, and a step.
+        kept.submit(&TEXT[..5], None, Want::Logits);
+        kept.submit(&TEXT[5..], None, Want::Logits);
+        let mut rows: Vec<_> = (0..TEXT.len()).map(|p| kept.state(p)).collect();
+        let logits = kept.logits(network.n_vocab);
+        rows.push(logits.iter().map(|v| f64::from(*v)).collect());
+        rows
+    };
+    for (i, (ours, plain)) in of(&scaled).iter().zip(&of(&plain)).enumerate() {
+        let largest = plain.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
+        let both = ours.iter().zip(plain).map(|(a, b)| (a - b).abs());
+        let error = both.fold(0.0, f64::max) / largest;
+        assert!(error < bound, "row {i}: {error}");
+    }
+}

@@ -160,6 +160,11 @@ fn hidden_states_are_those_of_their_tokens() {
 }
 
 #[test]
+fn the_unit_of_the_residual_stream_changes_nothing() {
+    fused::units_agree(&OPTIONS, 1e-5, &|n| on_cpu(n, 2));
+}
+
+#[test]
 fn interrupted_texts_are_the_same() {
     for name in TARGETS {
         for form in FORMS {

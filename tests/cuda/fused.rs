@@ -38,6 +38,8 @@ pub fn tests(tests: &mut Tests) {
     }
     tests.push(("fused::quantized".into(), Box::new(quantized)));
     tests.push(("fused::states".into(), Box::new(hidden_states)));
+    let run = || fused::units_agree(&OPTIONS, 0.01, &|n| gpu(n));
+    tests.push(("fused::units".into(), Box::new(run)));
     tests.push(("fused::lives".into(), Box::new(lives)));
     tests.push(("fused::texts".into(), Box::new(texts)));
     tests.push(("fused::hamlet".into(), Box::new(hamlet)));

@@ -50,6 +50,7 @@ struct Keeper {
 // Steps and chunks of sessions that keep several kinds of states.
 void kept(uint32_t len, uint32_t chunk) {
     constexpr uint32_t MOST = 12, LAYERS = 4;
+    constexpr float UNIT = 0.25f;
     const uint32_t stride = (len + 31) / 32 * 32, rows = chunk ? chunk : 4;
     Keeper all[] = {{3, len, {4, 0, 2}, 5}, {7, len, {1, 1, 3}, 8}, {2, len, {}, 3}, {9, len, {4}, 2}};
     Session none{};
@@ -59,7 +60,7 @@ void kept(uint32_t len, uint32_t chunk) {
     for (auto& rows : x) rows = random_floats(MOST * stride, 2.0f);
     for (uint32_t first = 0; first < (chunk ? 5 : 1); first++) {
         for (uint32_t place = 0; place <= LAYERS; place++) {
-            const KeepPlaceArgs a{table + first, x[place], stride, len, chunk, place};
+            const KeepPlaceArgs a{table + first, x[place], stride, len, chunk, place, UNIT, 0};
             run(chunk ? chunk : 5, [&] { keep_place(a); });
         }
         const KeepArgs a{table + first, x[LAYERS], NormArgs{norm, nullptr, EPS, 0}, stride, len, chunk, 0};
@@ -74,8 +75,10 @@ void kept(uint32_t len, uint32_t chunk) {
             is_there[position % keeper.rows] = true;
             const float* got = keeper.row(position);
             const uint32_t n = keeper.ring()->n_places;
-            for (uint32_t p = 0; p < n; p++)
-                check(!memcmp(got + p * len, x[keeper.ring()->places[p]] + row * stride, len * 4), "a state between layers", k);
+            for (uint32_t p = 0; p < n; p++) {
+                const float* made = x[keeper.ring()->places[p]] + row * stride;
+                for (uint32_t e = 0; e < len; e++) check(got[p * len + e] == made[e] * UNIT, "a state between layers", k);
+            }
             if (!n) check(is_norm(got, x[LAYERS] + row * stride, norm, len), "a state behind the norm", k);
         }
         for (uint32_t i = 0; i < keeper.rows; i++)

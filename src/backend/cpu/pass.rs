@@ -410,6 +410,7 @@ impl Pass<'_, '_> {
                 states.put_place((position, count), i, |t, state| {
                     // SAFETY: no phase runs, so nobody else uses the residual stream.
                     state.copy_from_slice(unsafe { b.x.part((first + t) * hidden, hidden) });
+                    scale_by(state, self.tokens.weights.residual_unit);
                 });
             }
         }

@@ -45,6 +45,8 @@ pub struct CpuWeights {
     pub(super) n_vocab: usize,
     pub(super) embedding: Matrix,
     pub(super) embedding_scale: f32,
+    /// As of the network.
+    pub(super) residual_unit: f32,
     /// Learned positions.
     pub(super) positions: Option<Matrix>,
     /// Norm of embeddings.
@@ -441,6 +443,7 @@ impl CpuWeights {
             n_vocab: network.n_vocab,
             embedding: Matrix::new(network.embedding.clone(), isa),
             embedding_scale: network.embedding_scale,
+            residual_unit: network.residual_unit,
             positions: positions.map(|p| Matrix::new(p.clone(), isa)),
             embedding_norm: match network.embeds() {
                 true => NormWeights::find(&network.embedding_norm)?,

@@ -45,6 +45,8 @@ impl Evaluation<'_> {
             len: self.plan.hidden,
             chunk: if is_chunk { rows } else { 0 },
             place: place as u32,
+            unit: self.plan.residual_unit,
+            padding: 0,
         };
         // SAFETY: by contract, addresses of the *sessions* and the *workspace*.
         unsafe { self.kernels.keep_place(self.stream, &keep, rows) }

@@ -143,6 +143,8 @@ pub struct Plan {
     /// Without segments where the network does not embed tokens, as the head where the layers do not end it.
     pub embedding: Matrix,
     pub embedding_scale: f32,
+    /// As of the network.
+    pub residual_unit: f32,
     /// Of the rows of tokens, before the first layer.
     pub embedding_norm: Option<args::Norm>,
     pub positions: Option<Matrix>,
@@ -456,6 +458,7 @@ impl Plan {
             n_vocab: network.n_vocab as u32,
             embedding,
             embedding_scale: network.embedding_scale,
+            residual_unit: network.residual_unit,
             embedding_norm,
             positions,
             inputs,
@@ -637,7 +640,8 @@ impl Plan {
         let rows = self.layer_matrices().map(|m| m.rows);
         let heads = self.attention().map(|a| a.heads.row_len());
         let rows = rows.chain(heads).chain([streams, entry]);
-        rows.max().unwrap_or(0).max(1)
+        // Kernels load four floats at a time.
+        rows.max().unwrap_or(0).max(1).next_multiple_of(4)
     }
 
     /// The layers' attentions.

@@ -70,6 +70,9 @@ pub struct KeepPlace {
     pub chunk: u32,
     /// The number of that layer.
     pub place: u32,
+    /// Factor on the rows.
+    pub unit: f32,
+    pub padding: u32,
 }
 
 /// `GatherStatesArgs`.
@@ -125,7 +128,7 @@ const _: () = {
     assert!(size_of::<StateRing>() == 128);
     assert!(size_of::<Keep>() == 56);
     assert!(size_of::<Enter>() == 104);
-    assert!(size_of::<KeepPlace>() == 32);
+    assert!(size_of::<KeepPlace>() == 40);
     assert!(size_of::<GatherStates>() == 32);
     assert!(size_of::<Join>() == 96);
     assert!(size_of::<SpreadLogits>() == 32);
