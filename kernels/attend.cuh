@@ -15,6 +15,18 @@ __device__ __forceinline__ float let_through(const AttendArgs& a, uint32_t row, 
     return __fdividef(v, 1.0f + __expf(-__ldcg(a.gate + (uint64_t)row * a.qkv_stride + e)));
 }
 
+// The gate of four elements of a row of the result, from `e` on.
+struct Gate4 {
+    float4 v;
+    bool is_there;
+    __device__ __forceinline__ Gate4(const AttendArgs& a, uint32_t row, uint32_t e, bool wanted) : v(make_float4(0, 0, 0, 0)), is_there(a.gate != NULL) {
+        if (is_there && wanted) v = __ldcg((const float4*)(a.gate + (uint64_t)row * a.qkv_stride + e));
+    }
+    __device__ __forceinline__ float let_through(int i, float x) const {
+        return is_there ? __fdividef(x, 1.0f + __expf(-(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w))) : x;
+    }
+};
+
 // An element of the result, with the warp's 32 being a group; `at` is the element's place.
 __device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, float v) {
     if (a.f32) a.f32[at] = v;

@@ -10,32 +10,94 @@
 template <int HD> struct AttendShared {
     float turn[2][HD / 2];  // cosine and sine of each pair
     const float* turn_of;   // the frequencies that they belong to, at the position of the step; NULL at first
-    __half fresh[2][HD];    // key and value of the current position; Q8: in the form of the cache
+    alignas(16) __half fresh[2][HD];  // key and value of the current position; Q8: in the form of the cache
+    alignas(16) float norms[3][HD];   // weights of the norms of queries, keys and values
     float factor[8][MAX_PARTS + 1];  // join: weight of each chunk, and what the sum is multiplied by
     uint32_t is_last;
 };
 
-// Two elements of a head, rotated if they are a pair, and multiplied by `after`: of every i below half of HD, so that all elements come.
-struct Two { uint32_t at[2]; float v[2]; };
-template <int HD> __device__ __forceinline__ Two rotated(const Rotation& rotation, uint32_t hd, uint32_t n_pairs, const float (&turn)[2][HD / 2], const float* line, const float* after, uint32_t i) {
-    const bool apart = i < n_pairs && !rotation.interleaved;
-    Two r{{apart ? i : 2 * i, apart ? i + n_pairs : 2 * i + 1}, {0.0f, 0.0f}};
-    if (r.at[1] >= hd) return r;
-    const float v = line[r.at[0]], o = line[r.at[1]];
-    if (i < n_pairs) {
-        const float cosine = turn[0][i], sine = turn[1][i];
-        r.v[0] = __fmul_rn(__fmaf_rn(v, cosine, -__fmul_rn(o, sine)), rotation.magnitude);
-        r.v[1] = __fmul_rn(__fmaf_rn(o, cosine, __fmul_rn(v, sine)), rotation.magnitude);
-    } else {
-        r.v[0] = v;
-        r.v[1] = o;
+// The same two elements of heads, which are rotated if they are a pair: of every i below half of HD, so that all elements come.
+struct TurnedPair {
+    uint32_t at[2], from[2];
+    bool turns, inside;
+    float cosine, sine, magnitude;
+
+    template <int HALF> __device__ __forceinline__ TurnedPair(const Rotation& rotation, uint32_t hd, const float (&turn)[2][HALF], uint32_t i) {
+        const uint32_t n_pairs = rotation.n_pairs;
+        turns = i < n_pairs;
+        const bool apart = turns && !rotation.interleaved;
+        at[0] = apart ? i : 2 * i;
+        at[1] = apart ? i + n_pairs : 2 * i + 1;
+        inside = at[1] < hd;
+        from[0] = inside ? at[0] : 0;
+        from[1] = inside ? at[1] : 0;
+        cosine = turn[0][i];
+        sine = turn[1][i];
+        magnitude = rotation.magnitude;
     }
-    if (after) {
-        r.v[0] = __fmul_rn(r.v[0], after[r.at[0]]);
-        r.v[1] = __fmul_rn(r.v[1], after[r.at[1]]);
+    // Of one head, multiplied by `after`.
+    __device__ __forceinline__ float2 of(const float* line, const float* after) const {
+        const float v = line[from[0]], o = line[from[1]];
+        // Without branches, which take longer.
+        float2 r = make_float2(__fmul_rn(__fmaf_rn(v, cosine, -__fmul_rn(o, sine)), magnitude), __fmul_rn(__fmaf_rn(o, cosine, __fmul_rn(v, sine)), magnitude));
+        if (!turns) r = make_float2(v, o);
+        if (after) {
+            r.x = __fmul_rn(r.x, after[from[0]]);
+            r.y = __fmul_rn(r.y, after[from[1]]);
+        }
+        return inside ? r : make_float2(0.0f, 0.0f);
     }
-    return r;
+};
+
+// Norms of up to 8 queries, a key and a value, in place, of which each warp has every W-th: the bits of norm_head. Weights are in shared memory.
+template <int HD, int W> __device__ __forceinline__ void norm_heads(const AttendArgs& a, const float (&weights)[3][HD], float* heads, uint32_t hd, uint32_t n_q) {
+    constexpr int N = (10 + W - 1) / W, E = HD / 32;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    if (a.q_norm.layer || a.k_norm.layer || a.q_norm.bias || a.k_norm.bias || a.v_norm.layer || a.v_norm.bias) {
+#pragma unroll 1
+        for (uint32_t h = warp; h < 10; h += W) {
+            const NormArgs& norm = h < 8 ? a.q_norm : h == 8 ? a.k_norm : a.v_norm;
+            if (norm.weight && (h >= 8 || h < n_q)) norm_head(norm, heads + h * hd, hd);
+        }
+        return;
+    }
+    // Without branches: a warp without an n-th head works on another one, and stores nothing.
+    const float inverse = 1.0f / (float)hd;
+    float v[N][E], sum[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float* line = heads + min(warp + n * W, 9u) * hd + lane;
+        sum[n] = 0.0f;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            const float x = line[e * 32];
+            v[n][e] = e * 32 + lane < hd ? x : 0.0f;
+            sum[n] = __fmaf_rn(v[n][e], v[n][e], sum[n]);
+        }
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+#pragma unroll
+        for (int n = 0; n < N; n++) sum[n] += __shfl_xor_sync(~0u, sum[n], o);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const uint32_t h = min(warp + n * W, 9u);
+        const NormArgs& norm = h < 8 ? a.q_norm : h == 8 ? a.k_norm : a.v_norm;
+        const bool there = warp + n * W < 10 && (h >= 8 || h < n_q) && norm.weight;
+        const float scale = __frcp_rn(__fsqrt_rn(__fmaf_rn(sum[n], inverse, norm.eps)));
+        const float* weight = weights[h < 8 ? 0 : h - 7] + lane;
+        float* line = heads + h * hd + lane;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            const float x = __fmul_rn(__fmul_rn(v[n][e], scale), weight[e * 32]);
+            if (there && e * 32 + lane < hd) line[e * 32] = x;
+        }
+    }
 }
+
+// Whether keys and values have three planes in turns, in place of two stages of both: a block fits beside one of the product before it (`Tiles::shared` of
+// attention.rs).
+template <int HD, int STAGES, bool Q8> constexpr bool three_planes() { return HD == 256 && STAGES == 2 && !Q8; }
 
 // Chunk `chunk` of the queries of part `place` (of `places`) of session `s`, whose input row is `row`, by
 // W warps.
@@ -75,20 +137,24 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const uint32_t piece = thread % PIECES, row0 = thread / PIECES;
     const bool inside = piece * 16 < row_bytes;
     const uint32_t offset = row0 * row_bytes + (inside ? piece * 16 : 0);
-    auto load = [&](uint32_t t) {
+    // Where keys (0) or values (1) of a step are. Of three planes, each is asked for when the one three before it is read.
+    constexpr bool THREE = three_planes<HD, STAGES, Q8>();
+    auto plane_at = [&](uint32_t t, uint32_t which) { return THREE ? (2 * t + which) % 3 * PLANE : (t % STAGES * 2 + which) * PLANE; };
+    // Of THREE, keys or values alone.
+    auto load = [&](uint32_t t, uint32_t which = 0) {
         if (t < n_steps) {
-            const uint32_t to = base + t % STAGES * 2 * PLANE;
+            const uint32_t to = base + plane_at(t, which);
             const uint32_t rows = min((uint32_t)POSITIONS, min(end, cached) - min(cached, start + t * POSITIONS));
             if constexpr (Q8) copy_q8_tiles<HD, W>(to, plane, row_bytes, rows, [&](uint32_t half) { return tile(t * (POSITIONS / KV_TILE) + half); });
 #pragma unroll
             for (uint32_t half = 0; !Q8 && half < POSITIONS / KV_TILE; half++) {
-                const uint8_t* from = tile(t * (POSITIONS / KV_TILE) + half) + offset;
+                const uint8_t* from = tile(t * (POSITIONS / KV_TILE) + half) + offset + (which ? plane : 0);
 #pragma unroll
                 for (uint32_t k = 0; k < KV_TILE / STEP; k++) {
                     const uint32_t r = half * KV_TILE + row0 + k * STEP, at = to + swizzled<PIECES>(r, piece);
                     const bool valid = r < rows && inside;
                     copy16(at, from + k * STEP * row_bytes, valid);
-                    copy16(at + PLANE, from + plane + k * STEP * row_bytes, valid);
+                    if (!THREE) copy16(at + PLANE, from + plane + k * STEP * row_bytes, valid);
                 }
             }
         }
@@ -97,7 +163,18 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     // What the cache holds from the steps before is there already; only the input must be awaited, and what an earlier layer appends.
     if (a.shares) wait_for_producers();
 #pragma unroll 1
-    for (int t = 0; t < EARLY; t++) load(t);
+    for (int t = 0; t < EARLY; t++) load(THREE ? 0 : t);
+    if constexpr (THREE) load(0, 1);
+    // So may the norms' weights.
+    const bool has_norms = a.q_norm.weight || a.k_norm.weight || a.v_norm.weight;
+    if (has_norms) {
+#pragma unroll 1
+        for (uint32_t i = thread; i < 3 * (HD / 4); i += THREADS) {
+            const uint32_t which = i / (HD / 4), d = i % (HD / 4) * 4;
+            const float* weight = which == 0 ? a.q_norm.weight : which == 1 ? a.k_norm.weight : a.v_norm.weight;
+            if (weight && d < hd) copy16(shared_address(&m.norms[which][d]), weight + d, true);
+        }
+    }
     const float* inv_freq = frequencies(a.rotation, s);
     const uint32_t n_pairs = a.rotation.n_pairs;
     if (m.turn_of != inv_freq) {
@@ -114,27 +191,18 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     uint32_t q[HD / 16][2];
     {
         const uint32_t at = (STAGES - 1) * 2 * PLANE;
-        float* raw = (float*)(tiles + at + PLANE);  // 8 queries, key, value
-        const float* from = raw;
-        constexpr int N = (10 * HD + THREADS - 1) / THREADS;
-        float v[N];
-        auto place = [&](int k) {
-            const uint32_t h = (thread + k * THREADS) / HD;
-            return input + (uint64_t)(h < 8 ? kv_head * group + first_head + h : (h == 8 ? a.n_heads : a.value_head) + kv_head) * hd +
-                   (thread + k * THREADS) % HD;
-        };
-        auto wanted = [&](int k) {
-            const uint32_t h = (thread + k * THREADS) / HD, d = (thread + k * THREADS) % HD;
-            return d < hd && h < 10 && (h < n_q || (h >= 8 && !a.shares));
-        };
-#pragma unroll
-        for (int k = 0; k < N; k++) v[k] = wanted(k) ? __ldcg(place(k)) : 0.0f;
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            const uint32_t h = (thread + k * THREADS) / HD, d = (thread + k * THREADS) % HD;
-            if (!wanted(k)) continue;
-            raw[h * hd + d] = v[k];
+        float* raw = (float*)(tiles + at + (THREE ? 8 * HD * 2 : PLANE));  // 8 queries, key, value
+        // Sizes of heads are multiples of 4.
+        constexpr uint32_t FOURS = HD / 4, AT_ONCE = THREADS / FOURS;
+        const uint32_t h0 = thread / FOURS, d = thread % FOURS * 4;
+        if (d < hd) {
+            const float* from = input + (uint64_t)(kv_head * group + first_head + h0) * hd + d;
+            uint32_t to = shared_address(raw) + (h0 * hd + d) * 4;
+            for (uint32_t h = h0; h < n_q; h += AT_ONCE, from += AT_ONCE * hd, to += AT_ONCE * hd * 4) copy16(to, from, true);
+            if (h0 < 2 && !a.shares) copy16(shared_address(raw) + ((8 + h0) * hd + d) * 4, input + (uint64_t)((h0 ? a.value_head : a.n_heads) + kv_head) * hd + d, true);
         }
+        copies_commit();
+        copies_wait<0>();
         __syncthreads();
         // The loads that matter most are over: the next kernel's may come.
         release_dependents();
@@ -142,47 +210,34 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
 #pragma unroll 1
             for (int t = EARLY; t < STAGES - 1; t++) load(t);
         }
-        if (a.q_norm.weight || a.k_norm.weight || a.v_norm.weight) {
-            for (uint32_t h = warp; h < 10; h += W) {
-                const NormArgs& norm = h < 8 ? a.q_norm : h == 8 ? a.k_norm : a.v_norm;
-                if (norm.weight && (h >= 8 || h < n_q)) norm_head(norm, raw + h * hd, hd);
-            }
+        if (has_norms) {
+            norm_heads<HD, W>(a, m.norms, raw, hd, n_q);
             __syncthreads();
         }
         const float q_scale = __fmul_rn(a.scores.scale, query_factor(a.rotation, length - 1));
         // Of heads from n_q on, scores are of whatever lies there; nobody looks at them.
+        constexpr uint32_t PAIRS = HD / 2;
+        const uint32_t i = thread % PAIRS;
+        const TurnedPair pair(a.rotation, hd, turn, i);
 #pragma unroll 2
-        for (uint32_t i = thread; i < n_q * (HD / 2); i += THREADS) {
-            const uint32_t h = i / (HD / 2);
-            const Two r = rotated<HD>(a.rotation, hd, n_pairs, turn, from + h * hd, a.rotation.after[0], i % (HD / 2));
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-                *(__half*)(tiles + at + swizzled<PIECES>(h, r.at[e] / 8) + r.at[e] % 8 * 2) = __float2half_rn(__fmul_rn(r.v[e], q_scale));
+        for (uint32_t h = thread / PAIRS; h < n_q; h += THREADS / PAIRS) {
+            const float2 r = pair.of(raw + h * hd, a.rotation.after[0]);
+            *(__half*)(tiles + at + swizzled<PIECES>(h, pair.at[0] / 8) + pair.at[0] % 8 * 2) = __float2half_rn(__fmul_rn(r.x, q_scale));
+            *(__half*)(tiles + at + swizzled<PIECES>(h, pair.at[1] / 8) + pair.at[1] % 8 * 2) = __float2half_rn(__fmul_rn(r.y, q_scale));
         }
-        if constexpr (Q8) {
-            if (end == length && !a.shares)
-                for (uint32_t i = thread; i < HD / 2; i += THREADS) {
-                    const Two r = rotated<HD>(a.rotation, hd, n_pairs, turn, raw + 8 * hd, a.rotation.after[1], i);
-                    if (r.at[1] < hd) {
-                        raw[8 * hd + r.at[0]] = r.v[0];
-                        raw[8 * hd + r.at[1]] = r.v[1];
-                    }
+        if (end == length && !a.shares && thread < PAIRS) {
+            float* key = raw + 8 * hd;
+            const float2 r = pair.of(key, a.rotation.after[1]);
+            if constexpr (Q8) {
+                if (pair.inside) {
+                    key[pair.at[0]] = r.x;
+                    key[pair.at[1]] = r.y;
                 }
-        } else if (end == length && !a.shares) {
-            const float* value = raw + 9 * hd;
-            __half* to = (__half*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes);
-#pragma unroll 1
-            for (uint32_t i = thread; i < HD / 2; i += THREADS) {
-                const Two r = rotated<HD>(a.rotation, hd, n_pairs, turn, raw + 8 * hd, a.rotation.after[1], i);
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const uint32_t d = r.at[e], j = 2 * i + e;
-                    const __half x = __float2half_rn(r.v[e]), y = __float2half_rn(j < hd ? value[j] : 0.0f);
-                    fresh[0][d] = x;
-                    fresh[1][j] = y;
-                    if (first_head == 0 && d * 2 < row_bytes) to[d] = x;
-                    if (first_head == 0 && j * 2 < row_bytes) to[plane / 2 + j] = y;
-                }
+            } else {
+                fresh[0][pair.at[0]] = __float2half_rn(r.x);
+                fresh[0][pair.at[1]] = __float2half_rn(r.y);
+                const float2 value = 2 * i < hd ? *(const float2*)(raw + 9 * hd + 2 * i) : make_float2(0.0f, 0.0f);
+                *(__half2*)&fresh[1][2 * i] = __floats2half2_rn(value.x, value.y);
             }
         }
         __syncthreads();
@@ -201,28 +256,35 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             }
         }
         __syncthreads();
+        if constexpr (THREE) load(1);
     }
+    // Tiles of a matrix that a warp asks for before it multiplies them: of long heads, the compiler would take them one by one.
+    constexpr int TOGETHER = HD > 128 ? 8 : 1;
     // Columns 2 * (lane & 3) and the next are this thread's heads.
     float acc[HD / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
     for (uint32_t t = 0; t < n_steps; t++) {
-        load(t + STAGES - 1);
-        copies_wait<STAGES - 1>();
+        const bool is_last = t + 1 == n_steps && end == length && !a.shares;
+        const uint32_t r = (length - 1 - start) % POSITIONS;
+        // A piece of the current position's key or value, to the tile and to the cache.
+        auto put_fresh = [&](uint32_t which, uint32_t c) {
+            const uint4 v = *(const uint4*)&fresh[which][c * 8];
+            *(uint4*)(tiles + plane_at(t, which) + swizzled<PIECES>(r, c)) = v;
+            uint8_t* to = (uint8_t*)tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes;
+            if (first_head == 0 && c * 16 < row_bytes) *(uint4*)(to + which * plane + c * 16) = v;
+        };
+        if constexpr (!THREE) load(t + STAGES - 1);
+        copies_wait<THREE ? 2 : STAGES - 1>();
         __syncthreads();
-        if (t + 1 == n_steps && end == length && !a.shares) {
-            const uint32_t r = (length - 1 - start) % POSITIONS;
+        if (is_last) {
             if constexpr (Q8) {
                 copy_fresh(tiles + t % STAGES * 2 * PLANE + r * row_bytes, PLANE);
                 if (first_head == 0)
                     copy_fresh((uint8_t*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes), plane);
             }
-#pragma unroll 1
-            for (uint32_t i = thread; !Q8 && i < 2 * HD; i += THREADS) {
-                uint32_t part = i / HD, d = i % HD;
-                *(__half*)(tiles + (t % STAGES * 2 + part) * PLANE + swizzled<PIECES>(r, d / 8) + d % 8 * 2) = fresh[part][d];
-            }
+            if (!Q8 && thread < (THREE ? 1 : 2) * PIECES) put_fresh(thread / PIECES, thread % PIECES);
             __syncthreads();
         }
-        const uint32_t keys = base + t % STAGES * 2 * PLANE, values = keys + PLANE;
+        const uint32_t keys = base + plane_at(t, 0), values = base + plane_at(t, 1);
         float c[4] = {};
         if constexpr (Q8) {
             score_q8<HD, 1>(&c, &q, tiles, base, keys, row_bytes, groups);
@@ -230,13 +292,20 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             // Two sums, which need not wait for each other.
             float other[4] = {};
 #pragma unroll
-            for (int kk = 0; kk < HD / 16; kk++) {
-                uint32_t k[4];
-                load_matrices(k, keys + swizzled<PIECES>(warp * 16 + (lane & 15), kk * 2 + (lane >> 4)));
-                mma(kk & 1 ? other : c, k, q[kk][0], q[kk][1]);
+            for (int first = 0; first < HD / 16; first += TOGETHER) {
+                uint32_t k[TOGETHER][4];
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) load_matrices(k[i], keys + swizzled<PIECES>(warp * 16 + (lane & 15), (first + i) * 2 + (lane >> 4)));
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) mma((first + i) & 1 ? other : c, k[i], q[first + i][0], q[first + i][1]);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) c[e] = __fadd_rn(c[e], other[e]);
+        }
+        if constexpr (THREE) {
+            // All have read the keys.
+            __syncthreads();
+            load(t + 1, 1);
         }
         // Q8, if there are registers for it: what the weights are made of keeps a warp waiting, so the values become f16 meanwhile.
         constexpr bool AHEAD = HD <= 128;
@@ -270,16 +339,30 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
                 add_values_q8<HD, 1>(&acc, &w, &keep, v8[g], g);
             }
         } else {
+            if constexpr (THREE) {
+                copies_wait<2>();
+                __syncthreads();
+                if (is_last) {
+                    if (thread < PIECES) put_fresh(1, thread);
+                    __syncthreads();
+                }
+            }
+            const uint32_t r = warp * 16 + (lane >> 4) * 8 + (lane & 7);
 #pragma unroll
-            for (int j = 0; j < HD / 16; j++) {
-                acc[j][0] *= keep[0]; acc[j][1] *= keep[1]; acc[j][2] *= keep[0]; acc[j][3] *= keep[1];
-                uint32_t v[4];
-                uint32_t r = warp * 16 + (lane >> 4) * 8 + (lane & 7);
-                load_matrices_transposed(v, values + swizzled<PIECES>(r, j * 2 + (lane >> 3 & 1)));
-                mma(acc[j], v, w[0], w[1]);
+            for (int first = 0; first < HD / 16; first += TOGETHER) {
+                uint32_t v[TOGETHER][4];
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) load_matrices_transposed(v[i], values + swizzled<PIECES>(r, (first + i) * 2 + (lane >> 3 & 1)));
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) {
+                    float (&sums)[4] = acc[first + i];
+                    sums[0] *= keep[0]; sums[1] *= keep[1]; sums[2] *= keep[0]; sums[3] *= keep[1];
+                    mma(sums, v[i], w[0], w[1]);
+                }
             }
         }
         __syncthreads();
+        if constexpr (THREE) load(t + 2);
     }
     copies_wait<0>();
     __syncthreads();
@@ -290,17 +373,19 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     for (int e = 0; e < 2; e++) store_column<HD, Q8>(acc, e, top[e], sum[e], merge + (warp * 8 + (lane & 3) * 2 + e) * WIDTH);
     __syncthreads();
     const bool whole = a.join && chunks.used == 1;
-    // Four elements a thread; sizes of heads are multiples of 4.
-#pragma unroll 1
-    for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += THREADS * 4) {
-        const bool inside = i < n_q * hd;
-        const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0, head = kv_head * group + first_head + g;
+    // Four elements of each of its heads a thread; whole warps go on.
+    const uint32_t d = thread * 4 % HD, first_of_warp = warp * 128 / HD, of_warp = HD < 128 ? lane * 4 / HD : 0;
+#pragma unroll 2
+    for (uint32_t first = first_of_warp; first < n_q; first += THREADS * 4 / HD) {
+        const bool inside = d < hd && first + of_warp < n_q;
+        const uint32_t g = inside ? first + of_warp : first, head = kv_head * group + first_head + g;
+        const Gate4 gate(a, row, head * hd + d, whole && inside);
         float largest = -INFINITY, weight = 0.0f, total[4] = {};
         merge_warps<HD, W, 8 * WIDTH>(merge + g * WIDTH, d, largest, weight, total);
         if (whole) {
             const float inverse = 1.0f / with_sink(a.scores, head, largest, weight);
 #pragma unroll
-            for (int e = 0; e < 4; e++) total[e] = let_through(a, row, head * hd + d + e, __fmul_rn(total[e], inverse));
+            for (int e = 0; e < 4; e++) total[e] = gate.let_through(e, __fmul_rn(total[e], inverse));
             store_four(a, ((uint64_t)row * a.n_heads + head) * hd + d, total, inside);
         } else if (inside) store_part(a, row, head, chunk, d, total, largest, weight);
     }
@@ -308,7 +393,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const uint32_t used = chunks.used;
     if (!is_last_of(a.tickets + row * places + place, used, m.is_last)) return;
     // All chunks of as many heads as there is room for come at once.
-    const uint32_t stride = part_stride(hd), of_head = used * stride, at_once = min(n_q, STAGES * 2 * PLANE / (of_head * 4));
+    const uint32_t stride = part_stride(hd), of_head = used * stride, at_once = min(n_q, (THREE ? 3 : STAGES * 2) * PLANE / (of_head * 4));
     const float* parts = (const float*)tiles;
 #pragma unroll 1
     for (uint32_t first = 0; first < n_q; first += at_once) {
@@ -324,16 +409,17 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         __syncthreads();
         for (uint32_t g = warp; g < n; g += W) weigh_chunks(a, first_of_all + g, parts + g * of_head + hd, used, stride, factor[g]);
         __syncthreads();
-        // Four elements a thread.
 #pragma unroll 1
-        for (uint32_t i = thread * 4; i - lane * 4 < n * hd; i += THREADS * 4) {
-            const bool inside = i < n * hd;
-            const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0;
+        for (uint32_t its = first_of_warp; its < n; its += THREADS * 4 / HD) {
+            const bool inside = d < hd && its + of_warp < n;
+            const uint32_t g = inside ? its + of_warp : its;
+            const uint32_t e0 = (first_of_all + g) * hd + d;
+            const Gate4 gate(a, row, e0, inside);
             float total[4] = {};
-            join_chunks(parts + g * of_head + d, used, stride, factor[g], total);
+            if (inside) join_chunks(parts + g * of_head + d, used, stride, factor[g], total);
 #pragma unroll
-            for (int e = 0; e < 4; e++) total[e] = let_through(a, row, first_of_all * hd + i + e, __fmul_rn(total[e], factor[g][MAX_PARTS]));
-            store_four(a, ((uint64_t)row * a.n_heads + first_of_all) * hd + i, total, inside);
+            for (int e = 0; e < 4; e++) total[e] = gate.let_through(e, __fmul_rn(total[e], factor[g][MAX_PARTS]));
+            store_four(a, (uint64_t)row * a.n_heads * hd + e0, total, inside);
         }
         __syncthreads();
     }

@@ -48,6 +48,11 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+// The same of what is read once a step.
+__device__ __forceinline__ void bulk_copy_once(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(EVICT_FIRST) : "memory");
+}
 
 // Asks for `bytes` (a multiple of 16) to be brought into the L2 cache.
 __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {

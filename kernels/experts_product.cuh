@@ -64,7 +64,7 @@ template <uint32_t T, class Runs> struct ExpertStream {
             const uint32_t n = min(CR, of_run), bytes = n * record, to = lane_ring + slot, lane = threadIdx.x & 31;
 #pragma unroll
             for (uint32_t i = 0; i < (STAGE + 511) / 512; i++)
-                if (i * 512 + lane * 16 < bytes) copy16(to + i * 512, from + i * 512, true);
+                if (i * 512 + lane * 16 < bytes) copy16_once(to + i * 512, from + i * 512, true);
             from += bytes;
             coming -= n;
             of_run -= n;
@@ -80,7 +80,7 @@ template <uint32_t T, class Runs> struct ExpertStream {
     __device__ __forceinline__ void fill() {
         coming = count;
         coming_run = run;
-        slot = 0;
+        slot = own_zero();
         if (coming > 0) turn_to(row);
 #pragma unroll 1
         for (uint32_t i = 0; i < STAGES; i++) bring_in();
@@ -90,7 +90,7 @@ template <uint32_t T, class Runs> struct ExpertStream {
         const uint32_t lane = threadIdx.x & 31, u = butterfly_row<CR>(lane);
         uint32_t left = count, loaded = ~0u, n_groups = 0;
         LaneInput x[M];
-        slot = 0;
+        slot = own_zero();
 #pragma unroll 1
         for (; left > 0; run++, row = 0) {
             const uint32_t its = record_of(slices, runs.slice(run)), first = runs.group(run);

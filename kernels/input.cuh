@@ -42,10 +42,10 @@ struct Input {
         }
     }
     // Or the norm of a row, which NormRow has loaded.
-    __device__ __forceinline__ void take(const NormRow& norm, const NormArgs& a) const {
+    template <int N> __device__ __forceinline__ void take(const NormRowOf<N>& norm, const NormArgs& a) const {
         const uint32_t width = groups * 32, lane = threadIdx.x & 31;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < N; i++) {
             const uint32_t place = norm.place(i);
             if (place - lane * 4 >= width) break;
             float r[4];

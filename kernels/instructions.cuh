@@ -49,11 +49,23 @@ __device__ __forceinline__ uint32_t kept(uint32_t n) {
     asm volatile("mov.b32 %0,%1;" : "=r"(v) : "r"(n));
     return v;
 }
+// Zero, which the compiler takes for a number of each thread: ptxas 13.0 encodes a copy with a policy wrongly where a part of its address
+// is the same for a warp.
+__device__ __forceinline__ uint32_t own_zero() { return threadIdx.y; }
+
+// What createpolicy.fractional.L2::evict_first makes of all lines.
+#define EVICT_FIRST 0x12f0000000000000ull
+
 // 16 bytes that are read once.
 __device__ __forceinline__ uint4 load_once(const void* p) {
     uint4 v;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3},[%4],%5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(EVICT_FIRST));
+#else
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+#endif
     return v;
 }
 

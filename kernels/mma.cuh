@@ -14,6 +14,14 @@ __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool valid
     asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 #endif
 }
+// The same of what is read once a step: it leaves the L2 cache before anything else.
+__device__ __forceinline__ void copy16_once(uint32_t to, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0],[%1],16,%2,%3;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0), "l"(EVICT_FIRST) : "memory");
+#else
+    copy16(to, from, valid);
+#endif
+}
 __device__ __forceinline__ void copies_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");

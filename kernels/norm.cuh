@@ -134,22 +134,32 @@ __device__ __forceinline__ void norm_head(const NormArgs& a, float* x, uint32_t 
         for (uint32_t i = lane; i < len; i += 32) sum += x[i];
         s.mean = __fmul_rn(warp_sum(sum), inverse);
     }
+    // Without a branch for each element, which takes longer.
     float sum = 0.0f;
-#pragma unroll 4
-    for (uint32_t i = lane; i < len; i += 32) {
-        float v = __fsub_rn(x[i], s.mean);
-        sum = __fmaf_rn(v, v, sum);
-    }
-    s.scale = 1.0f / sqrtf(__fmaf_rn(warp_sum(sum), inverse, a.eps));
 #pragma unroll 1
     for (uint32_t first = lane; first < len; first += N * 32) {
 #pragma unroll
         for (uint32_t j = 0; j < N; j++) {
             const uint32_t i = first + j * 32;
-            if (i >= len) break;
-            const float v = __fmul_rn(__fmul_rn(__fsub_rn(x[i], s.mean), s.scale), w[j]);
-            x[i] = a.bias ? __fadd_rn(v, a.bias[i]) : v;
+            const float v = i < len ? __fsub_rn(x[i], s.mean) : 0.0f;
+            sum = __fmaf_rn(v, v, sum);
         }
+    }
+    s.scale = 1.0f / sqrtf(__fmaf_rn(warp_sum(sum), inverse, a.eps));
+#pragma unroll 1
+    for (uint32_t first = lane; first < len; first += N * 32) {
+        float v[N];
+#pragma unroll
+        for (uint32_t j = 0; j < N; j++) v[j] = first + j * 32 < len ? x[first + j * 32] : 0.0f;
+#pragma unroll
+        for (uint32_t j = 0; j < N; j++) v[j] = __fmul_rn(__fmul_rn(__fsub_rn(v[j], s.mean), s.scale), w[j]);
+        if (a.bias) {
+#pragma unroll
+            for (uint32_t j = 0; j < N; j++) v[j] = __fadd_rn(v[j], first + j * 32 < len ? a.bias[first + j * 32] : 0.0f);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < N; j++)
+            if (first + j * 32 < len) x[first + j * 32] = v[j];
         ask(first + N * 32);
     }
 }

@@ -38,18 +38,28 @@ template <uint32_t T> __device__ __forceinline__ void kept_product(const KeptRow
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     for (uint32_t slice = 0; slice < kept.m.n_slices; slice++) {
         const uint32_t n = kept.groups_of(slice);
-        uint32_t width = 1;
-        while (width < n) width *= 2;
-        const uint32_t at_once = 32 / width, group = lane & (width - 1);
+        const uint32_t bits = 32 - __clz(n - 1), width = 1u << bits, at_once = 32u >> bits, group = lane & (width - 1);
         LaneInput x;
         x.load(input, slice * kept.m.full + min(group, n - 1));
-        for (uint32_t base = warp * at_once; base < kept.rows; base += WARPS * at_once) {
-            const uint32_t i = base + lane / width;
-            const float v = record_dot<T>(x, kept.row(slice, min(i, kept.rows - 1)), min(group, n - 1), n);
-            // As where all lanes are added, of which others have zeros.
-            float t = __fadd_rn(group < n ? v : 0.0f, 0.0f);
-            for (uint32_t o = width / 2; o; o >>= 1) t = __fadd_rn(t, __shfl_xor_sync(~0u, t, o));
-            if (group == 0 && i < kept.rows) sums[slice * kept.rows + i] = t;
+        // Two groups of rows at a time, whose sums need not wait for each other.
+        for (uint32_t base = warp * at_once; base < kept.rows; base += 2 * WARPS * at_once) {
+            float t[2];
+#pragma unroll
+            for (uint32_t u = 0; u < 2; u++) {
+                const uint32_t i = base + u * WARPS * at_once + (lane >> bits);
+                const float v = record_dot<T>(x, kept.row(slice, min(i, kept.rows - 1)), min(group, n - 1), n);
+                // As where all lanes are added, of which others have zeros.
+                t[u] = __fadd_rn(group < n ? v : 0.0f, 0.0f);
+            }
+            for (uint32_t o = width / 2; o; o >>= 1) {
+#pragma unroll
+                for (uint32_t u = 0; u < 2; u++) t[u] = __fadd_rn(t[u], __shfl_xor_sync(~0u, t[u], o));
+            }
+#pragma unroll
+            for (uint32_t u = 0; u < 2; u++) {
+                const uint32_t i = base + u * WARPS * at_once + (lane >> bits);
+                if (group == 0 && i < kept.rows) sums[slice * kept.rows + i] = t[u];
+            }
         }
     }
 }
@@ -64,6 +74,12 @@ __device__ __forceinline__ float4 load_four(const float* at, uint32_t rank) {
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(from));
     return v;
 #endif
+}
+
+// The same of all blocks' rows, of which each has `rows`.
+__device__ __forceinline__ float4 load_row(const float* at, uint32_t place, uint32_t rows) {
+    const uint32_t rank = small_quotient(place, rows);
+    return load_four(at + place - rank * rows, rank);
 }
 
 struct OwnStatic {
@@ -101,7 +117,7 @@ template <uint32_t T> __device__ __forceinline__ void own_input_body(const OwnIn
     // Each block rounds all inner values; whole warps do.
     for (uint32_t place = threadIdx.x * 4; place - (threadIdx.x & 31) * 4 < a.gate.rows; place += WARPS * 128) {
         float4 v = make_float4(0, 0, 0, 0);
-        if (place < a.gate.rows) v = load_four(own + place % gate.rows, place / gate.rows);
+        if (place < a.gate.rows) v = load_row(own, place, gate.rows);
         const float r[4] = {v.x, v.y, v.z, v.w};
         const PackedValues p = pack_q8(r);
         if (place < a.gate.rows) inner.put(place, p);
@@ -116,7 +132,7 @@ template <uint32_t T> __device__ __forceinline__ void own_input_body(const OwnIn
             out.v[i] = make_float4(0, 0, 0, 0);
             continue;
         }
-        out.v[i] = load_four(made + place % projection.rows, place / projection.rows);
+        out.v[i] = load_row(made, place, projection.rows);
     }
     if (a.norm.weight) {
         out.sum(a.norm, width, a.inverse_len, m.scratch);

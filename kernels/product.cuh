@@ -395,7 +395,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
 
     // What is to be brought in: rows left of the warp's and of the run, the next one's record from the first 16 bytes on that this lane
     // copies, its size, and where it goes.
-    uint32_t coming = share.count, coming_run = share.run, of_run = 0, record = 0, slot = 0;
+    uint32_t coming = share.count, coming_run = share.run, of_run = 0, record = 0, slot = own_zero();
     const uint8_t* from = NULL;
     auto turn_to = [&](uint32_t at) {
         record = record_of(p, coming_run >> gate);
@@ -408,12 +408,12 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
             if constexpr (BULK) {
                 if (lane == 0) {
                     barrier_expect(filled(slot), bytes);
-                    bulk_copy(to, from, bytes, filled(slot));
+                    bulk_copy_once(to, from, bytes, filled(slot));
                 }
             } else {
 #pragma unroll
                 for (uint32_t i = 0; i < (STAGE + 511) / 512; i++)
-                    if (i * 512 + lane * 16 < bytes) copy16(to + i * 512, from + i * 512, true);
+                    if (i * 512 + lane * 16 < bytes) copy16_once(to + i * 512, from + i * 512, true);
             }
             from += SPREAD ? share.far * record : bytes;
             coming -= n;
@@ -446,13 +446,19 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
     if (SUMMED && summed->added.base) {
         take_sum(a, summed->added, input, scratch, [&] { fill(STAGES); });
     } else if (a.norm.weight) {
-        NormRow norm;
-        norm.load_weights(a.norm, a.groups * 32);
-        wait_for_producers();
-        norm.load(a.x, a.groups * 32);
-        fill(STAGES);
-        norm.sum(a.norm, a.groups * 32, a.inverse_len, scratch);
-        input.take(norm, a.norm);
+        auto take = [&]<int N>() {
+            NormRowOf<N> norm;
+            norm.load_weights(a.norm, a.groups * 32);
+            wait_for_producers();
+            norm.load(a.x, a.groups * 32);
+            fill(STAGES);
+            norm.sum(a.norm, a.groups * 32, a.inverse_len, scratch);
+            input.take(norm, a.norm);
+        };
+        // Of these types, registers stay as many with two sizes.
+        constexpr bool SHORT = !ADAPTED && !SUMMED && !LINKED && (T == Q4_K || T == Q6_K);
+        if (SHORT && a.groups <= 128) take.template operator()<2>();
+        else take.template operator()<4>();
     } else if (a.x) {
         wait_for_producers();
         input.take(a.x, [&] { fill(STAGES); });

@@ -26,7 +26,7 @@ template <uint32_t T, int MOST, bool OWN> __device__ __forceinline__ void few_ro
     }
 
     // What is to be brought in, as in product_rows.
-    uint32_t coming = share.count, coming_run = share.run, of_run = 0, record = 0, stage = 0;
+    uint32_t coming = share.count, coming_run = share.run, of_run = 0, record = 0, stage = own_zero();
     const uint8_t* from = NULL;
     auto turn_to = [&](uint32_t at) {
         record = record_of(p, coming_run >> gate);
@@ -40,12 +40,12 @@ template <uint32_t T, int MOST, bool OWN> __device__ __forceinline__ void few_ro
                 if (lane == 0) {
                     const uint32_t its = shared_address(&filled[stage][warp]);
                     barrier_expect(its, bytes);
-                    bulk_copy(to, from, bytes, its);
+                    bulk_copy_once(to, from, bytes, its);
                 }
             } else {
 #pragma unroll
                 for (uint32_t i = 0; i < (STAGE + 511) / 512; i++)
-                    if (i * 512 + lane * 16 < bytes) copy16(to + i * 512, from + i * 512, true);
+                    if (i * 512 + lane * 16 < bytes) copy16_once(to + i * 512, from + i * 512, true);
             }
             from += bytes;
             coming -= n;

@@ -11,8 +11,8 @@
 #include "args_recurrent.h"
 #include "common.cuh"
 
-__device__ __forceinline__ float silu(float v) { return v / (1.0f + __expf(-v)); }
-__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
+__device__ __forceinline__ float silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
+__device__ __forceinline__ float sigmoid(float v) { return __fdividef(1.0f, 1.0f + __expf(-v)); }
 __device__ __forceinline__ float softplus(float v) { return v > 20.0f ? v : log1pf(__expf(v)); }
 
 __device__ __forceinline__ float* ring_of(const RecurrentArgs& a, const Session* s) { return (float*)(s->fixed + a.state_offset); }
@@ -52,7 +52,7 @@ template <int N> struct RowPart {
         for (int i = 0; i < N; i++) {
             const uint32_t c = 16 * i + 4 * part;
             if (cols % 4 == 0) {
-                const float4 x = there && c < cols ? *(const float4*)(row + c) : make_float4(0, 0, 0, 0);
+                const float4 x = there && c < cols ? __ldcs((const float4*)(row + c)) : make_float4(0, 0, 0, 0);
                 v[i][0] = x.x; v[i][1] = x.y; v[i][2] = x.z; v[i][3] = x.w;
             } else {
 #pragma unroll
@@ -66,7 +66,7 @@ template <int N> struct RowPart {
             const uint32_t c = 16 * i + 4 * part;
             if (!there) continue;
             if (cols % 4 == 0) {
-                if (c < cols) *(float4*)(row + c) = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+                if (c < cols) __stcs((float4*)(row + c), make_float4(v[i][0], v[i][1], v[i][2], v[i][3]));
             } else {
 #pragma unroll
                 for (int j = 0; j < 4; j++)

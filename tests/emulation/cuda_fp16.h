@@ -65,6 +65,9 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
 inline float __expf(float v) { return expf(v); }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 inline int __float2int_rn(float v) { return (int)nearbyintf(v); }
@@ -93,10 +96,12 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
 
 template <class T> inline T __ldg(const T* p) { return *p; }
 template <class T> inline T __ldcg(const T* p) { return *p; }
+template <class T> inline T __ldcs(const T* p) { return *p; }
 template <class T> inline void __stcg(T* p, T v) {
     *p = v;
     emulator::progress++;
 }
+template <class T> inline void __stcs(T* p, T v) { __stcg(p, v); }
 inline uint32_t atomicAdd(uint32_t* p, uint32_t v) {
     emulator::progress++;
     const uint32_t before = *p;

@@ -171,7 +171,11 @@ template <bool Q8> void attended(const Network& network, uint32_t position, uint
         of.qkv = qkv + (size_t)row * stride;
         of.f32 = out.data();
         of.shares = shares;
-        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_tiles<128, 3, 4, Q8>(of) : attend_tiles<64, 3, 4, Q8>(of); });
+        run(n.n_kv_heads, 128, [&] {
+            if (n.head_dim > 128) attend_tiles<256, Q8 ? 3 : 2, 4, Q8>(of);
+            else if (n.head_dim > 64) attend_tiles<128, 3, 4, Q8>(of);
+            else attend_tiles<64, 3, 4, Q8>(of);
+        });
         return out;
     };
     std::vector<std::vector<float>> alone;
@@ -220,7 +224,11 @@ template <bool Q8> void attended(const Network& network, uint32_t position, uint
         std::vector<float> out(ROWS * width, NAN);
         a.f32 = out.data();
         a.at_once = blocks;
-        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_rows<128, 3, 4, 16, Q8>(a) : attend_rows<64, 3, 4, 16, Q8>(a); });
+        run(n.n_kv_heads, 128, [&] {
+            if (n.head_dim > 128) attend_rows<256, Q8 ? 3 : 2, 4, 8, Q8>(a);
+            else if (n.head_dim > 64) attend_rows<128, 3, 4, 16, Q8>(a);
+            else attend_rows<64, 3, 4, 16, Q8>(a);
+        });
         for (uint32_t row = 0; row < ROWS; row++)
             check(std::equal(alone[row].begin(), alone[row].end(), &out[row * width]), "other bits than the step in shared tiles", row);
     }
@@ -240,6 +248,11 @@ int main() {
     attended<true>(NETWORKS[0], 126, 20);
     attended<true>(NETWORKS[0], 61, 128);
     attended<true>(NETWORKS[0], 130, 80);
+    // Of long heads, keys and values take turns in three planes.
+    for (uint32_t position : {3u, 61u, 200u}) attended<false>(NETWORKS[0], position, 256);
+    attended<false>(NETWORKS[4], 254, 256);
+    attended<false>(NETWORKS[0], 130, 176);
+    attended<true>(NETWORKS[0], 130, 256);
     printf("%d failures\n", failures);
     return failures > 0;
 }

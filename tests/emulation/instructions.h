@@ -11,6 +11,7 @@ inline void wait_for_producers() {}
 inline uint32_t cluster_rank() { return blockIdx.x % (uint32_t)emulator::thread->block->cluster->blocks.size(); }
 template <int N> inline int kept() { return N; }
 inline uint32_t kept(uint32_t n) { return n; }
+inline uint32_t own_zero() { return 0; }
 inline uint4 load_once(const void* p) { return *(const uint4*)p; }
 inline uint32_t permuted(uint32_t low, uint32_t high, uint32_t indices) {
     uint32_t v = __byte_perm(low, high, indices);
@@ -60,6 +61,7 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) { emulator::barrier_
 inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
     emulator::bulk_copy(to, from, bytes, barrier);
 }
+inline void bulk_copy_once(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }
 inline void bulk_prefetch(const void* from, uint32_t bytes) { emulator::bulk_prefetch(from, bytes); }
 inline void copy_piece(uint32_t to, const void* from) { emulator::copy(to, from, 16); }
 inline void copy_word(uint32_t to, const void* from) { emulator::copy(to, from, 4); }
@@ -88,6 +90,7 @@ inline void store_remote(uint32_t remote, float v, uint32_t barrier) {
 
 // mma.cuh
 inline void copy16(uint32_t to, const void* from, bool valid) { emulator::copy_in_group(to, valid ? from : nullptr, 16); }
+inline void copy16_once(uint32_t to, const void* from, bool valid) { copy16(to, from, valid); }
 inline void copies_commit() { emulator::end_group(); }
 template <int LEFT> inline void copies_wait() { emulator::wait_for_groups(LEFT); }
 // Four matrices of 8 x 8, whose rows' addresses the lanes have.

@@ -30,7 +30,7 @@ const WIDE_WARPS: u32 = 8;
 /// So many blocks of one chunk at most are few: they are wide.
 const FEW_BLOCKS: u32 = 4;
 /// At least the static shared memory of an `attend_tiles` block.
-const STATIC_SHARED: usize = 8192;
+const STATIC_SHARED: usize = 10_240;
 /// Queries of a KV head that a block of the `attend_fma` kernels takes.
 const FMA_QUERIES: [u32; 4] = [1, 2, 4, 8];
 
@@ -58,7 +58,10 @@ struct Tiles {
     wide: bool,
     dim: usize,
     stages: usize,
+    /// Bytes of a block.
     shared: usize,
+    /// The same of the kernel for rows of one session.
+    shared_of_rows: usize,
 }
 
 impl Tiles {
@@ -99,7 +102,7 @@ impl Kernels {
                 {
                     self.find(tiles.id(), tiles.shared)?;
                     if self.has_large_shared() {
-                        self.find(tiles.id_of_rows(), tiles.shared)?;
+                        self.find(tiles.id_of_rows(), tiles.shared_of_rows)?;
                     }
                 }
                 if bytes <= shared {
@@ -119,14 +122,21 @@ impl Kernels {
     /// shared memory for it.
     fn tiles_of(&self, q8: bool, wide: bool, dim: usize, stages: usize) -> Option<Tiles> {
         let kv_type = if q8 { KvType::Q8_0 } else { KvType::F16 };
-        let shared = stages * 2 * 16 * warps(wide) as usize * row_bytes(kv_type, dim);
-        let fits = shared + STATIC_SHARED <= self.context().properties().shared_bytes;
+        let plane = 16 * warps(wide) as usize * row_bytes(kv_type, dim);
+        let shared_of_rows = stages * 2 * plane;
+        // As `three_planes` of attend_tiles.cuh.
+        let shared = match (q8, dim, stages) {
+            (false, 256, 2) => 3 * plane,
+            _ => shared_of_rows,
+        };
+        let fits = shared_of_rows + STATIC_SHARED <= self.context().properties().shared_bytes;
         fits.then_some(Tiles {
             q8,
             wide,
             dim,
             stages,
             shared,
+            shared_of_rows,
         })
     }
 
@@ -236,14 +246,14 @@ impl Kernels {
         let room = tiles.shared / (4 * part_stride(dim) as usize);
         args.n_chunks = args.n_chunks.min(room as u32);
         let grid = (heads, batch, blocks.clamp(1, args.n_chunks));
-        let id = match together {
-            true => tiles.id_of_rows(),
-            false => tiles.id(),
+        let (id, shared) = match together {
+            true => (tiles.id_of_rows(), tiles.shared_of_rows),
+            false => (tiles.id(), tiles.shared),
         };
         let threads = warps(tiles.wide) * 32;
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
-            self.launch(stream, id, grid, threads, tiles.shared, &args)?;
+            self.launch(stream, id, grid, threads, shared, &args)?;
             if args.join == 0 {
                 self.combine(stream, &args, batch)?;
             }
