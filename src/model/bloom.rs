@@ -54,6 +54,9 @@ pub(super) fn mpt(file: &ModelFile) -> Result<Network> {
 pub(super) fn jais(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "jais", NormKind::Layer)?;
     d.refuse_experts()?;
+    d.require(&["attn_norm.bias", "attn_output.bias", "ffn_norm.bias"])?;
+    d.require(&["ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"])?;
+    file.tensor("output_norm.bias")?;
     let slopes = slopes::read(&d)?;
     d.network(|i| {
         let mut attention = d.attention(i, None)?;

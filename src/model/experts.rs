@@ -204,9 +204,12 @@ impl Mixture {
         })
     }
 
-    /// Where no key says which layers have none: the first ones without a router.
+    /// Where no key says which layers have none: the first ones without a router and experts.
     pub(super) fn set_first_by_router(&mut self, d: &Decoder) {
-        let without = |layer: &usize| !d.source.has(&format!("blk.{layer}.ffn_gate_inp"));
+        let without = |layer: &usize| {
+            let mut parts = ["ffn_gate_inp", "ffn_down_exps"].into_iter();
+            parts.all(|part| !d.source.has(&d.source.part(*layer, part)))
+        };
         if d.source.find::<u64>(DENSE).ok().flatten().is_none() {
             self.first = (0..d.n_layers).take_while(without).count();
         }

@@ -17,6 +17,9 @@ const MAGNITUDE: f32 = 1.243_163_1;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "phimoe", NormKind::Layer)?;
+    if d.has_part("attn_norm.bias") {
+        file.tensor("output_norm.bias")?;
+    }
     let jitter = d.source.find_positive(JITTER)?.unwrap_or(USUAL_JITTER);
     let experts = Defaults {
         scoring: Scoring::SparseMixer { jitter },

@@ -175,6 +175,7 @@ impl Sizes {
             _ => source.fused(&name("attn_qkv"), hidden, lens, None)?,
         };
         let heads = self.n_value_heads;
+        let apart = ["ssm_beta", "ssm_alpha"].map(name);
         Ok(DeltaNet {
             n_key_heads: self.n_key_heads,
             n_value_heads: heads,
@@ -188,12 +189,12 @@ impl Sizes {
             z_short: None,
             sigmoid_gate: false,
             steps: match name("ssm_ba") {
-                both if !self.tiled && !source.has(&name("ssm_beta")) => {
+                both if !self.tiled && apart.iter().all(|part| !source.has(part)) => {
                     DeltaSteps::Together(source.linear(&both, hidden, 2 * heads)?)
                 }
                 _ => DeltaSteps::Apart {
-                    b: source.linear(&name("ssm_beta"), hidden, heads)?,
-                    a: source.linear(&name("ssm_alpha"), hidden, heads)?,
+                    b: source.linear(&apart[0], hidden, heads)?,
+                    a: source.linear(&apart[1], hidden, heads)?,
                 },
             },
             beta_scale: 1.0,

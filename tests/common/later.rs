@@ -2,9 +2,68 @@
 
 use super::edit::Edited;
 use super::folder::{Folder, Stored};
-use super::variants::{Both, LAYERS, flags};
+use super::variants::{
+    Both, LAYERS, command_r_plus, flags, laguna, mimo_v2, near_phi_moe, phi_moe, wide_laguna,
+    wide_mimo_v2,
+};
 use emberlm::format::{Array, Value};
 use serde_json::json;
+
+/// A GGUF file that is made when it is asked for.
+pub type Made = fn() -> Edited;
+
+/// GGUF files of these families and of those of `variants.rs`, by the names of their tests.
+pub const FILES: [(&str, Made); 38] = [
+    ("hyperclova", || hyperclova().file),
+    ("hyperclova_post_norms", || {
+        let mut model = hyperclova();
+        add_post_norms(&mut model);
+        model.file
+    }),
+    ("vault_gemma", || vault_gemma().file),
+    ("flex_olmo", || flex_olmo().file),
+    ("dbrx", dbrx),
+    ("gpt_neo", long_gpt_neo),
+    ("step", plain_step),
+    ("limited_step", || step().file),
+    ("muse_glimmer", || muse_glimmer().file),
+    ("bloom", bloom),
+    ("falcon_rw", falcon_rw),
+    ("mpt", mpt),
+    ("kimi_linear", || kimi_linear(12).file),
+    ("ling_3", || ling_3(14).file),
+    ("olmo_hybrid", || olmo_hybrid().file),
+    ("lfm3", || lfm3().file),
+    ("maincoder", maincoder),
+    ("spark", spark),
+    ("ling_1", ling_1),
+    ("deepseek", deepseek),
+    ("qwen_1", qwen_1),
+    ("codeshell", codeshell),
+    ("refact", refact),
+    ("openelm", openelm),
+    ("deci", || deci(true)),
+    ("nanbeige", nanbeige),
+    ("plamo_3", plamo_3),
+    ("jais", jais),
+    ("plm", plm),
+    ("hunyuan_vl", hunyuan_vl),
+    ("llama_embed", llama_embed),
+    ("command_r_plus", || command_r_plus().file),
+    ("laguna", || laguna().file),
+    ("wide_laguna", || wide_laguna().file),
+    ("mimo_v2", || mimo_v2().file),
+    ("wide_mimo_v2", || wide_mimo_v2().file),
+    ("phi_moe", || phi_moe().file),
+    ("near_phi_moe", || near_phi_moe().file),
+];
+
+/// That of a test.
+pub fn file(name: &str) -> Edited {
+    let found = FILES.iter().find(|(other, _)| *other == name);
+    let (_, made) = found.unwrap_or_else(|| panic!("no file {name}"));
+    made()
+}
 
 /// The numbers of stored tensors that are chosen by name, changed.
 pub fn change(folder: &mut Folder, chosen: impl Fn(&str) -> bool, f: impl Fn(f32) -> f32) {

@@ -3,21 +3,12 @@
 
 use crate::common::TempDir;
 use crate::common::drafts::{ALWAYS, Spoiled};
-use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::open_family;
-use crate::common::later::{
-    add_post_norms, bloom, codeshell, dbrx, deci, deepseek, falcon_rw, flex_olmo, hunyuan_vl,
-    hyperclova, jais, kimi_linear, lfm3, ling_1, ling_3, long_gpt_neo, maincoder, mpt,
-    muse_glimmer, nanbeige, olmo_hybrid, openelm, plain_step, plamo_3, plm, qwen_1, refact, spark,
-    step, vault_gemma,
-};
+use crate::common::later;
 use crate::common::reference_llama;
 use crate::common::states::{bits, random_life, random_life_of, restored, saved, session_with};
 use crate::common::tiny::Random;
-use crate::common::variants::{
-    command_r_plus, laguna, mimo_v2, near_phi_moe, phi_moe, wide_laguna, wide_mimo_v2,
-};
 use crate::families::{
     batches_change_nothing, beyond_the_ring, forks_go_their_own_way, matches_logits,
 };
@@ -34,7 +25,6 @@ use emberlm::model::{Mixer, Network};
 struct Variant {
     name: &'static str,
     architecture: &'static str,
-    model: fn() -> Edited,
     /// Whether it has layers with a window.
     has_window: bool,
     /// Whether it has layers with a state of fixed size, of which a restored session has no marks.
@@ -46,11 +36,11 @@ struct Variant {
     bound: f32,
 }
 
-const fn variant(name: &'static str, architecture: &'static str, model: fn() -> Edited) -> Variant {
+/// One whose file is that of `later::FILES` of this name.
+const fn variant(name: &'static str, architecture: &'static str) -> Variant {
     Variant {
         name,
         architecture,
-        model,
         has_window: false,
         is_recurrent: false,
         text: 3,
@@ -58,79 +48,71 @@ const fn variant(name: &'static str, architecture: &'static str, model: fn() -> 
     }
 }
 
-const fn windowed(
-    name: &'static str,
-    architecture: &'static str,
-    model: fn() -> Edited,
-) -> Variant {
+const fn windowed(name: &'static str, architecture: &'static str) -> Variant {
     Variant {
         has_window: true,
-        ..variant(name, architecture, model)
+        ..variant(name, architecture)
     }
 }
 
 const VARIANTS: [Variant; 37] = [
-    variant("hyperclova", "hyperclovax", || hyperclova().file),
-    variant("hyperclova_post_norms", "hyperclovax", || {
-        let mut model = hyperclova();
-        add_post_norms(&mut model);
-        model.file
-    }),
-    windowed("vault_gemma", "vaultgemma", || vault_gemma().file),
-    variant("flex_olmo", "flex_olmo", || flex_olmo().file),
-    variant("dbrx", "dbrx", dbrx),
+    variant("hyperclova", "hyperclovax"),
+    variant("hyperclova_post_norms", "hyperclovax"),
+    windowed("vault_gemma", "vaultgemma"),
+    variant("flex_olmo", "flex_olmo"),
+    variant("dbrx", "dbrx"),
     // Its positions are learned, so it does not go beyond a ring.
-    variant("gpt_neo", "gptneo", long_gpt_neo),
-    windowed("step", "step35", plain_step),
-    windowed("limited_step", "step35", || step().file),
-    windowed("muse_glimmer", "muse-glimmer", || muse_glimmer().file),
-    variant("bloom", "bloom", bloom),
-    variant("falcon_rw", "falcon", falcon_rw),
-    variant("mpt", "mpt", mpt),
+    variant("gpt_neo", "gptneo"),
+    windowed("step", "step35"),
+    windowed("limited_step", "step35"),
+    windowed("muse_glimmer", "muse-glimmer"),
+    variant("bloom", "bloom"),
+    variant("falcon_rw", "falcon"),
+    variant("mpt", "mpt"),
     Variant {
         is_recurrent: true,
-        ..variant("kimi_linear", "kimi-linear", || kimi_linear(12).file)
+        ..variant("kimi_linear", "kimi-linear")
     },
     Variant {
         is_recurrent: true,
-        ..variant("ling_3", "bailingmoe3", || ling_3(14).file)
+        ..variant("ling_3", "bailingmoe3")
     },
     // What a head makes of its first tokens is little more than the epsilon of its norm, which makes errors larger.
     Variant {
         is_recurrent: true,
         bound: 2e-2,
-        ..variant("olmo_hybrid", "olmo_hybrid", || olmo_hybrid().file)
+        ..variant("olmo_hybrid", "olmo_hybrid")
     },
     Variant {
         is_recurrent: true,
-        ..variant("lfm3", "lfm3", || lfm3().file)
+        ..variant("lfm3", "lfm3")
     },
-    variant("maincoder", "maincoder", maincoder),
-    windowed("spark", "spark2_5", spark),
-    variant("ling_1", "bailingmoe", ling_1),
-    variant("deepseek", "deepseek", deepseek),
-    variant("qwen_1", "qwen", qwen_1),
-    variant("codeshell", "codeshell", codeshell),
-    variant("refact", "refact", refact),
-    variant("openelm", "openelm", openelm),
-    variant("deci", "deci", || deci(true)),
-    variant("nanbeige", "nanbeige", nanbeige),
-    windowed("plamo_3", "plamo3", plamo_3),
-    variant("jais", "jais", jais),
-    variant("plm", "plm", plm),
-    variant("hunyuan_vl", "hunyuan_vl", hunyuan_vl),
-    variant("command_r_plus", "command-r", || command_r_plus().file),
-    windowed("laguna", "laguna", || laguna().file),
-    windowed("wide_laguna", "laguna", || wide_laguna().file),
-    windowed("mimo_v2", "mimo2", || mimo_v2().file),
-    windowed("wide_mimo_v2", "mimo2", || wide_mimo_v2().file),
+    variant("maincoder", "maincoder"),
+    windowed("spark", "spark2_5"),
+    variant("ling_1", "bailingmoe"),
+    variant("deepseek", "deepseek"),
+    variant("qwen_1", "qwen"),
+    variant("codeshell", "codeshell"),
+    variant("refact", "refact"),
+    variant("openelm", "openelm"),
+    variant("deci", "deci"),
+    variant("nanbeige", "nanbeige"),
+    windowed("plamo_3", "plamo3"),
+    variant("jais", "jais"),
+    variant("plm", "plm"),
+    variant("hunyuan_vl", "hunyuan_vl"),
+    variant("command_r_plus", "command-r"),
+    windowed("laguna", "laguna"),
+    windowed("wide_laguna", "laguna"),
+    windowed("mimo_v2", "mimo2"),
+    windowed("wide_mimo_v2", "mimo2"),
     Variant {
         text: 94,
-        ..variant("phi_moe", "phimoe", || phi_moe().file)
+        ..variant("phi_moe", "phimoe")
     },
     Variant {
         text: 351,
-        ..variant("near_phi_moe", "phimoe", || near_phi_moe().file)
+        ..variant("near_phi_moe", "phimoe")
     },
 ];
 
@@ -169,7 +151,7 @@ fn refused() {
         panic!("a delta net");
     };
     delta.sigmoid_gate = true;
-    let odd = Network::from_file(&kimi_linear(14).file.open()).unwrap();
+    let odd = Network::from_file(&later::kimi_linear(14).file.open()).unwrap();
     for (network, why) in [
         (gated, "layer 0: a delta net whose gates are sigmoids"),
         (odd, "blk.0.ssm_f_a.weight: 14 rows"),
@@ -187,7 +169,7 @@ const BOUND: f32 = 1e-2;
 
 impl Variant {
     fn network(&self) -> Network {
-        Network::from_file(&(self.model)().open()).unwrap()
+        Network::from_file(&later::file(self.name).open()).unwrap()
     }
 
     fn tokens(&self) -> Vec<u32> {
@@ -208,7 +190,7 @@ impl Variant {
 
     /// The file of the model, with a longer context.
     fn file(&self, dir: &TempDir) -> std::path::PathBuf {
-        let mut file = (self.model)();
+        let mut file = later::file(self.name);
         let key = format!("{}.context_length", self.architecture);
         file.set(&key, 4096u32);
         dir.file("model.gguf", &file.bytes())
