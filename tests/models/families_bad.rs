@@ -2,6 +2,7 @@
 
 use crate::common::edit::Edited;
 use crate::common::families::{FAMILIES, open_family};
+use crate::common::folder::{Folder, families, safetensors};
 use crate::common::later;
 use crate::common::work::Driven;
 use emberlm::backend::cpu::CpuWeights;
@@ -9,6 +10,7 @@ use emberlm::backend::{RunnerOptions, Weights};
 use emberlm::format::{Array, ModelFile, Value};
 use emberlm::model::Network;
 use emberlm::{Result, Status};
+use serde_json::{Map, json};
 use std::sync::Arc;
 
 fn load(edited: &Edited) -> Result<Network> {
@@ -139,6 +141,79 @@ fn impossible_hyperparameters_are_named() {
             let mut edited = whole.clone();
             edited.metadata.remove(key.as_str());
             check(&edited, &format!("{name}: no {key}"));
+        }
+    }
+}
+
+/// The same of configs of folders, whose values may be of any kind: an error that says something, or a network that is none the worse.
+#[test]
+fn impossible_configs_are_refused_or_harmless() {
+    let values = [
+        json!(0),
+        json!(3),
+        json!(1_000_000_000),
+        json!(u64::MAX),
+        json!(-1),
+        json!(1e30),
+        json!(null),
+        json!("many"),
+        json!([]),
+        json!([1, "two", 3]),
+        json!({}),
+        json!(true),
+    ];
+    for name in families() {
+        let folder = Folder::family(&name);
+        let weights = safetensors(&folder.tensors);
+        let check = |config: &Map<String, serde_json::Value>, text: &str| {
+            let bytes = serde_json::to_vec(config).unwrap();
+            let network = ModelFile::from_folder(&bytes, &weights).and_then(|file| {
+                let network = Network::from_file(&file)?;
+                file.make(1, &mut |_| Ok(()))?;
+                Ok(network)
+            });
+            let problem = match network {
+                Ok(network) if network.encoder.is_none() => evaluate(&network).err(),
+                other => other.err(),
+            };
+            if let Some(e) = problem {
+                assert_ne!(e.status, Status::Internal, "{text}: {e}");
+                assert!(!e.message.is_empty(), "{text}");
+            }
+        };
+        for (key, old) in &folder.config {
+            for value in &values {
+                let mut config = folder.config.clone();
+                config.insert(key.clone(), value.clone());
+                check(&config, &format!("{name}: {key} = {value}"));
+            }
+            let mut config = folder.config.clone();
+            config.remove(key);
+            check(&config, &format!("{name}: no {key}"));
+            let inner = old.as_object().into_iter().flat_map(|inner| inner.keys());
+            for inner in inner.map(String::as_str) {
+                for value in &values {
+                    let mut config = folder.config.clone();
+                    config[key][inner] = value.clone();
+                    check(&config, &format!("{name}: {key}.{inner} = {value}"));
+                }
+            }
+            // The last of a list, and one more.
+            for len in old
+                .as_array()
+                .into_iter()
+                .flat_map(|list| [list.len(), list.len() + 1])
+            {
+                for value in &values {
+                    let mut config = folder.config.clone();
+                    let list = config[key].as_array_mut().unwrap();
+                    list.resize(len, value.clone());
+                    if let Some(last) = list.last_mut() {
+                        *last = value.clone();
+                    }
+                    check(&config, &format!("{name}: {key}[{len}] = {value}"));
+                }
+            }
         }
     }
 }

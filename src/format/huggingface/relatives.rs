@@ -46,7 +46,9 @@ pub(super) fn ernie4_5_moe(k: &mut Keys) -> Result<()> {
     k.set("interleave_moe_layer_step", step);
     if let Some(last) = k.config.find("moe_layer_end_index")
         && last.as_i64() != Some(-1)
-        && last.as_u64().is_none_or(|last| last + 1 < k.n_layers)
+        && last
+            .as_u64()
+            .is_none_or(|last| last < k.n_layers.saturating_sub(1))
     {
         fail!(
             Unsupported,
