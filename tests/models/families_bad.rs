@@ -2,7 +2,7 @@
 
 use crate::common::edit::Edited;
 use crate::common::families::{FAMILIES, open_family};
-use crate::common::folder::{Folder, families, safetensors};
+use crate::common::folder::{Folder, encoders, families, safetensors};
 use crate::common::later;
 use crate::common::work::Driven;
 use emberlm::backend::cpu::CpuWeights;
@@ -162,8 +162,15 @@ fn impossible_configs_are_refused_or_harmless() {
         json!({}),
         json!(true),
     ];
-    for name in families() {
-        let folder = Folder::family(&name);
+    let all = families()
+        .into_iter()
+        .map(|name| (Folder::family(&name), name));
+    let all = all.chain(
+        encoders()
+            .into_iter()
+            .map(|name| (Folder::encoder(&name), name)),
+    );
+    for (folder, name) in all {
         let weights = safetensors(&folder.tensors);
         let check = |config: &Map<String, serde_json::Value>, text: &str| {
             let bytes = serde_json::to_vec(config).unwrap();
