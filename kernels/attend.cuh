@@ -12,7 +12,7 @@ __host__ __device__ constexpr uint32_t part_stride(uint32_t hd) { return (hd + 5
 // Element `e` of a row of the result, past its gate.
 __device__ __forceinline__ float let_through(const AttendArgs& a, uint32_t row, uint32_t e, float v) {
     if (!a.gate) return v;
-    return __fdividef(v, 1.0f + __expf(-__ldcg(a.gate + (uint64_t)row * a.qkv_stride + e)));
+    return let_through(__ldcg(a.gate + (uint64_t)row * a.qkv_stride + e), v);
 }
 
 // The gate of four elements of a row of the result, from `e` on.
@@ -22,8 +22,8 @@ struct Gate4 {
     __device__ __forceinline__ Gate4(const AttendArgs& a, uint32_t row, uint32_t e, bool wanted) : v(make_float4(0, 0, 0, 0)), is_there(a.gate != NULL) {
         if (is_there && wanted) v = __ldcg((const float4*)(a.gate + (uint64_t)row * a.qkv_stride + e));
     }
-    __device__ __forceinline__ float let_through(int i, float x) const {
-        return is_there ? __fdividef(x, 1.0f + __expf(-(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w))) : x;
+    __device__ __forceinline__ float lets_through(int i, float x) const {
+        return is_there ? let_through(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w, x) : x;
     }
 };
 

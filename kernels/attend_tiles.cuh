@@ -85,7 +85,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     // What the cache holds from the steps before is there already; only the input must be awaited, and what an earlier layer appends.
     if (a.shares) wait_for_producers();
 #pragma unroll 1
-    for (int t = 0; t < EARLY; t++) load(THREE ? 0 : t);
+    for (int t = 0; t < EARLY; t++) load(t);
     if constexpr (THREE) load(0, 1);
     // So may the norms' weights.
     const bool has_norms = a.q_norm.weight || a.k_norm.weight || a.v_norm.weight;
@@ -307,7 +307,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         if (whole) {
             const float inverse = 1.0f / with_sink(a.scores, head, largest, weight);
 #pragma unroll
-            for (int e = 0; e < 4; e++) total[e] = gate.let_through(e, __fmul_rn(total[e], inverse));
+            for (int e = 0; e < 4; e++) total[e] = gate.lets_through(e, __fmul_rn(total[e], inverse));
             store_four(a, ((uint64_t)row * a.n_heads + head) * hd + d, total, inside);
         } else if (inside) store_part(a, row, head, chunk, d, total, largest, weight);
     }
@@ -340,7 +340,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             float total[4] = {};
             if (inside) join_chunks(parts + g * of_head + d, used, stride, factor[g], total);
 #pragma unroll
-            for (int e = 0; e < 4; e++) total[e] = gate.let_through(e, __fmul_rn(total[e], factor[g][MAX_PARTS]));
+            for (int e = 0; e < 4; e++) total[e] = gate.lets_through(e, __fmul_rn(total[e], factor[g][MAX_PARTS]));
             store_four(a, (uint64_t)row * a.n_heads * hd + e0, total, inside);
         }
         __syncthreads();

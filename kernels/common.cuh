@@ -31,6 +31,9 @@ __device__ __forceinline__ uint32_t first_reached(const KvLayout& l, uint32_t le
     return length > seen ? length - seen : 0;
 }
 
+// What a gate lets through of a number.
+__device__ __forceinline__ float let_through(float gate, float v) { return __fdividef(v, 1.0f + __expf(-gate)); }
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);

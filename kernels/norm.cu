@@ -20,7 +20,6 @@ enum Source : uint32_t {
     WEIGHTED = 5,   // activation(x[i]) * gate[i]
 };
 
-__device__ __forceinline__ float let_through(float gate, float v) { return __fdividef(v, 1.0f + __expf(-gate)); }
 
 // An element that a norm may be still to come for.
 __device__ __forceinline__ float made(const QuantizeInputArgs& a, const float* x, uint32_t row, uint32_t i) {

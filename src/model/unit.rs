@@ -15,14 +15,11 @@ impl Network {
         };
         let square = unit * unit;
         let embedding_scale = self.embedding_scale / unit;
-        let norms = |network: &Network| {
-            let norms = network.blocks.iter().flat_map(stream_norms);
-            norms.chain([&network.final_norm]).all(|norm| {
-                let eps = norm.eps / square;
-                norm.kind == NormKind::Rms && eps.is_normal()
-            })
-        };
-        if !embedding_scale.is_normal() || !norms(self) {
+        let of_blocks = self.blocks.iter();
+        let of_blocks = of_blocks.flat_map(|b| b.mixer_norm.iter().chain(&b.feed_forward_norm));
+        let fits = |norm: &Norm| norm.kind == NormKind::Rms && (norm.eps / square).is_normal();
+        let fit = of_blocks.chain([&self.final_norm]).all(fits);
+        if !embedding_scale.is_normal() || !fit {
             return;
         }
         for block in &mut self.blocks {
@@ -57,9 +54,4 @@ impl Network {
         };
         (unit != 1.0 && !begins_apart && self.blocks.iter().all(fits)).then_some(unit)
     }
-}
-
-/// Norms that read the residual stream.
-fn stream_norms(block: &Block) -> impl Iterator<Item = &Norm> {
-    block.mixer_norm.iter().chain(&block.feed_forward_norm)
 }

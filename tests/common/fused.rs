@@ -396,9 +396,7 @@ fn kept_in_pieces(
     (places, options): ([usize; 3], &RunnerOptions),
     pieces: usize,
 ) -> (Kept, Rows) {
-    let mut kept = Kept::new(weights, options);
-    kept.states = kept.weights.states_at(&places, 64).unwrap();
-    kept.runner.keep_states(Some(kept.states.clone())).unwrap();
+    let mut kept = Kept::at(&weights, options, &places);
     for piece in KNOWN.chunks(pieces) {
         kept.submit(piece, None, Want::Logits);
     }
@@ -560,10 +558,7 @@ pub fn units_agree(
     }
     let places: Vec<usize> = (0..=plain.blocks.len()).collect();
     let of = |network: &Network| {
-        let weights = load(network);
-        let mut kept = Kept::new(weights.clone(), options);
-        kept.states = weights.states_at(&places, 64).unwrap();
-        kept.runner.keep_states(Some(kept.states.clone())).unwrap();
+        let mut kept = Kept::at(&load(network), options, &places);
         // A chunk, and a step.
         kept.submit(&TEXT[..5], None, Want::Logits);
         kept.submit(&TEXT[5..], None, Want::Logits);

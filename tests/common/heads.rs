@@ -237,6 +237,14 @@ impl Kept {
         }
     }
 
+    /// The same with the residual stream at places.
+    pub fn at(weights: &Arc<dyn Weights>, options: &RunnerOptions, places: &[usize]) -> Kept {
+        let mut kept = Kept::new(weights.clone(), options);
+        kept.states = weights.states_at(places, 64).unwrap();
+        kept.runner.keep_states(Some(kept.states.clone())).unwrap();
+        kept
+    }
+
     pub fn submit(&mut self, tokens: &[u32], states: Option<(&HiddenStates, usize)>, want: Want) {
         let row = Row {
             runner: &mut *self.runner,

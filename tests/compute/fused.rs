@@ -150,12 +150,7 @@ fn hidden_states_are_those_of_their_tokens() {
     let target = ready(&fused::target("olmo3"));
     let weights = on_cpu(&target, 2);
     let places = [0, 2, 5];
-    let kept = || {
-        let mut kept = Kept::new(weights.clone(), &OPTIONS);
-        kept.states = weights.states_at(&places, 64).unwrap();
-        kept.runner.keep_states(Some(kept.states.clone())).unwrap();
-        kept
-    };
+    let kept = || Kept::at(&weights, &OPTIONS, &places);
     states_agree(&weights, target.n_vocab, &kept);
 }
 

@@ -48,7 +48,7 @@ pub(super) fn ernie4_5_moe(k: &mut Keys) -> Result<()> {
         && last.as_i64() != Some(-1)
         && last
             .as_u64()
-            .is_none_or(|last| last < k.n_layers.saturating_sub(1))
+            .is_none_or(|last| last.saturating_add(1) < k.n_layers)
     {
         fail!(
             Unsupported,
