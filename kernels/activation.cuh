@@ -14,7 +14,7 @@ static __device__ __noinline__ float activated_otherwise(uint32_t kind, float al
     if (kind == GELU) return __fmul_rn(__fmul_rn(0.5f, x), __fadd_rn(1.0f, erff(__fmul_rn(x, 0.70710678f))));
     if (kind == CLAMPED_SWIGLU) {
         x = at_most(x, limit);
-        return x / (1.0f + __expf(-alpha * x));
+        return let_through(alpha * x, x);
     }
     if (kind == RELU_SQUARED) {
         x = at_least(x, 0.0f);
@@ -26,22 +26,21 @@ static __device__ __noinline__ float activated_otherwise(uint32_t kind, float al
     }
     // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u))
     const float u = __fmul_rn(0.79788456f, __fmaf_rn(__fmul_rn(0.044715f, __fmul_rn(x, x)), x, x));
-    return x / (1.0f + expf(-2.0f * u));
+    return let_through(2.0f * u, x);
 }
 __device__ __forceinline__ float activated(const Activation& a, float x) {
-    if (a.kind == SILU) return x / (1.0f + __expf(-x));
+    if (a.kind == SILU) return silu(x);
     return activated_otherwise(a.kind, a.alpha, a.limit, x);
 }
-// The same of the product that stores it, whose epilogue waits for each division: to 2 units in the last place.
-__device__ __forceinline__ float gated_silu(float gate, float up) { return __fmul_rn(__fdividef(gate, 1.0f + __expf(-gate)), up); }
 // Of a gate and the value that it lets through.
+__device__ __forceinline__ float gated_silu(float gate, float up) { return __fmul_rn(silu(gate), up); }
 static __device__ __noinline__ float gated_otherwise(uint32_t kind, float alpha, float limit, float gate, float up) {
     if (kind == CLAMPED_SWIGLU || kind == LIMITED_SILU) up = at_most(at_least(up, -limit), limit);
     if (kind == CLAMPED_SWIGLU) up = __fadd_rn(up, 1.0f);
-    if (kind == LIMITED_SILU) return __fmul_rn(at_most(gate / (1.0f + __expf(-gate)), limit), up);
+    if (kind == LIMITED_SILU) return __fmul_rn(at_most(silu(gate), limit), up);
     return __fmul_rn(activated_otherwise(kind, alpha, limit, gate), up);
 }
 __device__ __forceinline__ float gated(const Activation& a, float gate, float up) {
-    if (a.kind == SILU) return __fmul_rn(gate / (1.0f + __expf(-gate)), up);
+    if (a.kind == SILU) return gated_silu(gate, up);
     return gated_otherwise(a.kind, a.alpha, a.limit, gate, up);
 }

@@ -72,7 +72,7 @@ template <int HD, int W> __device__ __forceinline__ void norm_heads(const Attend
         const uint32_t h = min(warp + n * W, 9u);
         const NormArgs& norm = h < 8 ? a.q_norm : h == 8 ? a.k_norm : a.v_norm;
         const bool there = warp + n * W < 10 && (h >= 8 || h < n_q) && norm.weight;
-        const float scale = __frcp_rn(__fsqrt_rn(__fmaf_rn(sum[n], inverse, norm.eps)));
+        const float scale = rsqrtf(__fmaf_rn(sum[n], inverse, norm.eps));
         const float* weight = weights[h < 8 ? 0 : h - 7] + lane;
         float* line = heads + h * hd + lane;
 #pragma unroll

@@ -31,8 +31,9 @@ __device__ __forceinline__ uint32_t first_reached(const KvLayout& l, uint32_t le
     return length > seen ? length - seen : 0;
 }
 
-// What a gate lets through of a number.
+// What a gate lets through of a number, to 2 units in the last place.
 __device__ __forceinline__ float let_through(float gate, float v) { return __fdividef(v, 1.0f + __expf(-gate)); }
+__device__ __forceinline__ float silu(float v) { return let_through(v, v); }
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
@@ -46,11 +47,11 @@ __device__ __forceinline__ float warp_max(float v) {
 }
 
 // Sum (or largest value) over a block of up to 1024 threads, the same in every thread, always added
-// in the same order. `scratch` holds 32 floats of shared memory.
-__device__ __forceinline__ float block_sum(float v, float* scratch) {
-    const uint32_t lane = threadIdx.x & 31, warps = (blockDim.x + 31) >> 5;
+// in the same order. `scratch` holds 32 floats of shared memory; UNUSED says that no thread has used them since the last barrier.
+template <bool UNUSED = false> __device__ __forceinline__ float block_sum(float v, float* scratch, uint32_t threads = blockDim.x) {
+    const uint32_t lane = threadIdx.x & 31, warps = (threads + 31) >> 5;
     v = warp_sum(v);
-    __syncthreads();
+    if (!UNUSED) __syncthreads();
     if (lane == 0) scratch[threadIdx.x >> 5] = v;
     __syncthreads();
     return warp_sum(lane < warps ? scratch[lane] : 0.0f);

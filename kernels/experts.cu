@@ -69,11 +69,11 @@ extern "C" __global__ void __launch_bounds__(ROUTER_WARPS * 32) router_row(const
     auto load = [&](uint32_t item) { w.load(a.matrix + (uint64_t)(first + item / parts) * a.width, item % parts, a.width); };
     if (warp < items) load(warp);
     if (a.norm.weight) {
-        NormRow norm;
+        NormRowOf<4, ROUTER_WARPS * 32> norm;
         norm.load_weights(a.norm, a.width);
         wait_for_producers();
         norm.load(a.x, a.width);
-        norm.sum(a.norm, a.width, a.inverse_len, m.scratch);
+        norm.sum<true>(a.norm, a.width, a.inverse_len, m.scratch);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (norm.place(i) - lane * 4 >= a.width) break;

@@ -4,8 +4,13 @@
 #include "norm.cuh"
 #include "quantize.cuh"
 
+// Of the blocks that make their input.
+constexpr uint32_t INPUT_THREADS = WARPS * 32;
+
 // As it is in global memory: 32 bytes a group, then a scale a group.
 struct Input {
+    // Elements that a block rounds at a time.
+    static constexpr uint32_t STEP = INPUT_THREADS * 4;
     uint8_t* at;
     uint32_t groups;
     __device__ __forceinline__ float* scales() const { return (float*)(at + groups * 32); }
@@ -16,56 +21,59 @@ struct Input {
         *(uint32_t*)(at + place) = p.q;
         if (place % 32 == 0) scales()[place / 32] = p.scale;
     }
+    // Rounds N times four elements of each thread, `place(i)` and the next three, which `values(i, r)` makes: two at a time, that they need
+    // not wait for each other.
+    template <int N, class Values> __device__ __forceinline__ void take_rows(uint32_t first, Values values) const {
+        const uint32_t width = groups * 32, thread = threadIdx.x;
+        uint8_t* const to = at + first;
+        float* const scales_to = scales() + first / 32;
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            if (first - (thread & 31) * 4 + i * STEP >= width) break;
+            PackedValues p[2];
+#pragma unroll
+            for (int j = 0; j < 2 && i + j < N; j++) {
+                float r[4];
+                values(i + j, r);
+                p[j] = pack_q8(r);
+            }
+#pragma unroll
+            for (int j = 0; j < 2 && i + j < N; j++) {
+                if (first + (i + j) * STEP >= width) break;
+                *(uint32_t*)(to + (i + j) * STEP) = p[j].q;
+                if (thread % 8 == 0) scales_to[(i + j) * (STEP / 32)] = p[j].scale;
+            }
+        }
+    }
     // The whole block rounds a row of f32; `asked` is called when the first of it has been asked for.
     template <class Asked> __device__ __forceinline__ void take(const float* x, Asked asked) const {
         constexpr int N = 8;
-        const uint32_t width = groups * 32, lane = threadIdx.x & 31, step = blockDim.x * 4;
-        uint32_t base = threadIdx.x * 4;
+        const uint32_t width = groups * 32;
+        uint32_t first = threadIdx.x * 4;
         float4 v[N];
         auto ask = [&] {
 #pragma unroll
-            for (int i = 0; i < N; i++) v[i] = base + i * step < width ? __ldcg((const float4*)(x + base + i * step)) : make_float4(0, 0, 0, 0);
+            for (int i = 0; i < N; i++) v[i] = first + i * STEP < width ? __ldcg((const float4*)(x + first + i * STEP)) : make_float4(0, 0, 0, 0);
         };
         ask();
         asked();
         for (;;) {
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                const uint32_t place = base + i * step;
-                if (place - lane * 4 >= width) return;
-                const float r[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-                const PackedValues p = pack_q8(r);
-                if (place < width) put(place, p);
-            }
-            base += N * step;
+            take_rows<N>(first, [&](int i, float* r) { r[0] = v[i].x; r[1] = v[i].y; r[2] = v[i].z; r[3] = v[i].w; });
+            first += N * STEP;
+            if (first - (threadIdx.x & 31) * 4 >= width) return;
             ask();
         }
     }
     // Or the norm of a row, which NormRow has loaded.
-    template <int N> __device__ __forceinline__ void take(const NormRowOf<N>& norm, const NormArgs& a) const {
-        const uint32_t width = groups * 32, lane = threadIdx.x & 31;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            const uint32_t place = norm.place(i);
-            if (place - lane * 4 >= width) break;
-            float r[4];
-            norm.values(a, i, width, r);
-            const PackedValues p = pack_q8(r);
-            if (place < width) put(place, p);
-        }
+    template <int N> __device__ __forceinline__ void take(const NormRowOf<N, INPUT_THREADS>& norm, const NormArgs& a) const {
+        take_rows<N>(norm.place(0), [&](int i, float* r) { norm.values(a, i, groups * 32, r); });
     }
     // The same of a row that may have no norm.
-    template <int N> __device__ __forceinline__ void take_either(const NormRowOf<N>& row, const NormArgs& a) const {
-        const uint32_t width = groups * 32, lane = threadIdx.x & 31;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            const uint32_t place = row.place(i);
-            if (place - lane * 4 >= width) break;
-            float r[4] = {row.v[i].x, row.v[i].y, row.v[i].z, row.v[i].w};
-            if (a.weight) row.values(a, i, width, r);
-            const PackedValues p = pack_q8(r);
-            if (place < width) put(place, p);
-        }
+    template <int N> __device__ __forceinline__ void take_either(const NormRowOf<N, INPUT_THREADS>& row, const NormArgs& a) const {
+        take_rows<N>(row.place(0), [&](int i, float* r) {
+            r[0] = row.v[i].x; r[1] = row.v[i].y; r[2] = row.v[i].z; r[3] = row.v[i].w;
+            if (a.weight) row.values(a, i, groups * 32, r);
+        });
     }
 };
 

@@ -49,6 +49,11 @@ __device__ __forceinline__ uint32_t kept(uint32_t n) {
     asm volatile("mov.b32 %0,%1;" : "=r"(v) : "r"(n));
     return v;
 }
+template <class T> __device__ __forceinline__ T* kept(T* p) {
+    T* v;
+    asm volatile("mov.b64 %0,%1;" : "=l"(v) : "l"(p));
+    return v;
+}
 // Zero, which the compiler takes for a number of each thread: ptxas 13.0 encodes a copy with a policy wrongly where a part of its address
 // is the same for a warp.
 __device__ __forceinline__ uint32_t own_zero() { return threadIdx.y; }
@@ -71,6 +76,12 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
 
 // Asks for what is at an address to be brought into the L2 cache.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// A number at an address of shared memory.
+__device__ __forceinline__ float load_shared(uint32_t at) {
+    float v;
+    asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(at) : "memory");
+    return v;
+}
 // A word that another block may write meanwhile, and how it does.
 __device__ __forceinline__ uint64_t load_shared_word(const uint64_t* p) {
     uint64_t v;
@@ -95,6 +106,12 @@ __device__ __forceinline__ uint32_t warp_largest(uint32_t v) {
 __device__ __forceinline__ uint32_t permuted(uint32_t low, uint32_t high, uint32_t indices) {
     uint32_t v;
     asm("prmt.b32 %0,%1,%2,%3;" : "=r"(v) : "r"(low), "r"(high), "r"(indices));
+    return v;
+}
+
+// 1 / v, to a unit in the last place; of zero and of numbers below 2^-126, infinity.
+__device__ __forceinline__ float reciprocal(float v) {
+    asm("rcp.approx.ftz.f32 %0,%0;" : "+f"(v));
     return v;
 }
 

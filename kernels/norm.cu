@@ -50,7 +50,7 @@ __device__ __forceinline__ void norm_row(const QuantizeInputArgs& a, uint32_t ro
     norm.load_weights(a.norm, width);
     wait_for_producers();
     norm.load(a.x + (uint64_t)row * a.x_stride, width);
-    norm.sum(a.norm, width, a.inverse_len, scratch);
+    norm.sum<true>(a.norm, width, a.inverse_len, scratch);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t at = norm.place(i);
@@ -152,7 +152,7 @@ __device__ __forceinline__ void f16_row(const QuantizeInputArgs& a, uint32_t row
 #pragma unroll
             for (int j = 0; j < 4; j++) sum = __fmaf_rn(d[j], d[j], sum);
         }
-        sums.scale = 1.0f / sqrtf(__fmaf_rn(block_sum(sum, scratch), a.inverse_len, a.norm.eps));
+        sums.scale = rsqrtf(__fmaf_rn(block_sum(sum, scratch), a.inverse_len, a.norm.eps));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const uint32_t at = i * step + first;
@@ -249,7 +249,7 @@ __device__ __forceinline__ void add_row(const ResidualAddArgs& a, float* scratch
     float* out = a.out + (uint64_t)blockIdx.x * a.stride;
     norm.load(a.x + (uint64_t)blockIdx.x * a.x_stride, a.len);
     float4 b = base && norm.place(0) < a.len ? *(const float4*)(base + norm.place(0)) : make_float4(0, 0, 0, 0);
-    if (a.norm.weight) norm.sum(a.norm, a.len, 1.0f / (float)a.len, scratch);
+    if (a.norm.weight) norm.sum<true>(a.norm, a.len, 1.0f / (float)a.len, scratch);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t at = norm.place(i);

@@ -26,7 +26,7 @@ template <typename X> __device__ __forceinline__ NormSums norm_sums_of(const Nor
         float v = __fsub_rn(x(i), s.mean);
         sum = __fmaf_rn(v, v, sum);
     }
-    s.scale = 1.0f / sqrtf(__fmaf_rn(block_sum(sum, scratch), 1.0f / (float)len, a.eps));
+    s.scale = rsqrtf(__fmaf_rn(block_sum(sum, scratch), 1.0f / (float)len, a.eps));
     return s;
 }
 __device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x, uint32_t len, float* scratch) {
@@ -35,12 +35,14 @@ __device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x,
 
 // A norm of a row that fits the registers of a block, whose thread t holds elements
 // 4 * (i * threads + t) and the next three, i < N. Widths are multiples of 32. The bits do not depend on N.
-template <int N> struct NormRowOf {
+// THREADS: the block's, or 0 where launches differ.
+template <int N, uint32_t THREADS = 0> struct NormRowOf {
     const uint32_t thread = threadIdx.x;
     float4 w[N], v[N];
     float scale;
 
-    __device__ __forceinline__ uint32_t place(int i) const { return 4 * (i * blockDim.x + thread); }
+    static __device__ __forceinline__ uint32_t threads() { return THREADS ? THREADS : blockDim.x; }
+    __device__ __forceinline__ uint32_t place(int i) const { return 4 * (i * threads() + thread); }
     // May go before the row is there.
     __device__ __forceinline__ void load_weights(const NormArgs& a, uint32_t width) {
 #pragma unroll
@@ -51,18 +53,20 @@ template <int N> struct NormRowOf {
 #pragma unroll
         for (int i = 0; i < N; i++) v[i] = place(i) < width ? __ldcg((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
     }
-    // Subtracts the mean where that is due, and finds the factor of all elements.
-    __device__ __forceinline__ void sum(const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
+    // Subtracts the mean where that is due, and finds the factor of all elements. UNUSED as that of block_sum.
+    template <bool UNUSED = false> __device__ __forceinline__ void sum(const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
         if (a.layer) {
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < N; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
-            const float mean = __fmul_rn(block_sum(sum, scratch), inverse_len);
+            const float mean = __fmul_rn(block_sum<UNUSED>(sum, scratch, threads()), inverse_len);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 if (place(i) < width) v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
+            find_scale(a, block_sum(squares(), scratch, threads()), inverse_len);
+            return;
         }
-        find_scale(a, block_sum(squares(), scratch), inverse_len);
+        find_scale(a, block_sum<UNUSED>(squares(), scratch, threads()), inverse_len);
     }
     // The sum of a thread's squares.
     __device__ __forceinline__ float squares() const {
@@ -77,7 +81,7 @@ template <int N> struct NormRowOf {
         return sum;
     }
     // The factor, from the block's sum.
-    __device__ __forceinline__ void find_scale(const NormArgs& a, float sum, float inverse_len) { scale = 1.0f / sqrtf(__fmaf_rn(sum, inverse_len, a.eps)); }
+    __device__ __forceinline__ void find_scale(const NormArgs& a, float sum, float inverse_len) { scale = rsqrtf(__fmaf_rn(sum, inverse_len, a.eps)); }
     // Elements place(i) to place(i) + 3.
     __device__ __forceinline__ void values(const NormArgs& a, int i, uint32_t width, float* r) const {
         r[0] = __fmul_rn(__fmul_rn(v[i].x, scale), w[i].x);
@@ -92,13 +96,13 @@ template <int N> struct NormRowOf {
 using NormRow = NormRowOf<4>;
 
 // NormRowOf::sum of a few rows, whose sums over the block go together. `scratch` holds 32 floats a row.
-template <int N, int ROWS> __device__ __forceinline__ void sum_norm_rows(NormRowOf<N> (&rows)[ROWS], const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
+template <int N, uint32_t THREADS, int ROWS> __device__ __forceinline__ void sum_norm_rows(NormRowOf<N, THREADS> (&rows)[ROWS], const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
     if (a.layer) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) rows[r].sum(a, width, inverse_len, scratch + r * 32);
         return;
     }
-    const uint32_t lane = threadIdx.x & 31, warps = (blockDim.x + 31) >> 5;
+    const uint32_t lane = threadIdx.x & 31, warps = (rows[0].threads() + 31) >> 5;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const float sum = warp_sum(rows[r].squares());
@@ -145,7 +149,7 @@ __device__ __forceinline__ void norm_head(const NormArgs& a, float* x, uint32_t 
             sum = __fmaf_rn(v, v, sum);
         }
     }
-    s.scale = 1.0f / sqrtf(__fmaf_rn(warp_sum(sum), inverse, a.eps));
+    s.scale = rsqrtf(__fmaf_rn(warp_sum(sum), inverse, a.eps));
 #pragma unroll 1
     for (uint32_t first = lane; first < len; first += N * 32) {
         float v[N];

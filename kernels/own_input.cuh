@@ -33,35 +33,71 @@ struct KeptRows {
     __device__ __forceinline__ const uint8_t* row(uint32_t slice, uint32_t i) const { return at + rows * slice * m.full_bytes + i * record(slice); }
 };
 
-// Sums of the groups of a slice for all of a block's rows, [slice][row]: a warp takes as many rows at a time as its lanes have groups of.
-template <uint32_t T> __device__ __forceinline__ void kept_product(const KeptRows& kept, const Input& input, float* sums) {
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    for (uint32_t slice = 0; slice < kept.m.n_slices; slice++) {
-        const uint32_t n = kept.groups_of(slice);
-        const uint32_t bits = 32 - __clz(n - 1), width = 1u << bits, at_once = 32u >> bits, group = lane & (width - 1);
-        LaneInput x;
-        x.load(input, slice * kept.m.full + min(group, n - 1));
-        // Two groups of rows at a time, whose sums need not wait for each other.
-        for (uint32_t base = warp * at_once; base < kept.rows; base += 2 * WARPS * at_once) {
-            float t[2];
+// Sums of the groups of each slice for all of a block's rows, [slice][row]: a warp has two rows and four slices at a time, whose sums go over
+// the lanes together.
+template <uint32_t T> __device__ __forceinline__ void wide_product(const KeptRows& kept, const Input& input, float* sums) {
+    constexpr uint32_t ROWS = 2, SLICES = 4;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, u = butterfly_row<ROWS * SLICES>(lane);
+#pragma unroll 1
+    for (uint32_t base = warp * ROWS; base < kept.rows; base += WARPS * ROWS) {
+#pragma unroll 1
+        for (uint32_t first = 0; first < kept.m.n_slices; first += SLICES) {
+            float acc[ROWS * SLICES] = {};
 #pragma unroll
-            for (uint32_t u = 0; u < 2; u++) {
-                const uint32_t i = base + u * WARPS * at_once + (lane >> bits);
-                const float v = record_dot<T>(x, kept.row(slice, min(i, kept.rows - 1)), min(group, n - 1), n);
-                // As where all lanes are added, of which others have zeros.
-                t[u] = __fadd_rn(group < n ? v : 0.0f, 0.0f);
-            }
-            for (uint32_t o = width / 2; o; o >>= 1) {
+            for (uint32_t j = 0; j < SLICES; j++) {
+                const uint32_t slice = first + j;
+                if (slice >= kept.m.n_slices) break;
+                const uint32_t n = kept.groups_of(slice), group = min(lane, n - 1);
+                const uint8_t* row = kept.row(slice, base);
+                const uint32_t next = base + 1 < kept.rows ? kept.record(slice) : 0;
+                LaneInput x;
+                x.load(input, slice * kept.m.full + group);
 #pragma unroll
-                for (uint32_t u = 0; u < 2; u++) t[u] = __fadd_rn(t[u], __shfl_xor_sync(~0u, t[u], o));
+                for (uint32_t r = 0; r < ROWS; r++) {
+                    const float v = record_dot<T>(x, row + r * next, group, n);
+                    acc[j * ROWS + r] = lane < n ? v : 0.0f;
+                }
             }
-#pragma unroll
-            for (uint32_t u = 0; u < 2; u++) {
-                const uint32_t i = base + u * WARPS * at_once + (lane >> bits);
-                if (group == 0 && i < kept.rows) sums[slice * kept.rows + i] = t[u];
-            }
+            const float t = butterfly<ROWS * SLICES>(acc, lane);
+            const uint32_t slice = first + u / ROWS, row = base + u % ROWS;
+            if (lane % (32 / (ROWS * SLICES)) == 0 && slice < kept.m.n_slices && row < kept.rows) sums[slice * kept.rows + row] = t;
         }
     }
+}
+// The same of one slice of at most half as many groups as a warp has lanes: a warp takes as many rows at a time as its lanes have groups of.
+template <uint32_t T> __device__ __forceinline__ void narrow_product(const KeptRows& kept, const Input& input, float* sums) {
+    constexpr uint32_t N = 5;  // times at once, whose sums need not wait for each other
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = kept.groups_of(0);
+    const uint32_t bits = 32 - __clz(n - 1), width = 1u << bits, group = lane & (width - 1), step = WARPS * 32 >> bits;
+    LaneInput x;
+    x.load(input, min(group, n - 1));
+#pragma unroll 1
+    for (uint32_t base = warp * (32 >> bits); base < kept.rows; base += N * step) {
+        float t[N];
+#pragma unroll
+        for (uint32_t u = 0; u < N; u++) {
+            t[u] = 0.0f;
+            if (base + u * step >= kept.rows) break;
+            const float v = record_dot<T>(x, kept.row(0, min(base + u * step + (lane >> bits), kept.rows - 1)), min(group, n - 1), n);
+            // As where all lanes are added, of which others have zeros.
+            t[u] = __fadd_rn(group < n ? v : 0.0f, 0.0f);
+        }
+#pragma unroll
+        for (uint32_t o = 8; o; o >>= 1) {
+            if (o >= width) continue;
+#pragma unroll
+            for (uint32_t u = 0; u < N; u++) t[u] = __fadd_rn(t[u], __shfl_xor_sync(~0u, t[u], o));
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < N; u++) {
+            const uint32_t row = base + u * step + (lane >> bits);
+            if (group == 0 && row < kept.rows) sums[row] = t[u];
+        }
+    }
+}
+template <uint32_t T> __device__ __forceinline__ void kept_product(const KeptRows& kept, const Input& input, float* sums) {
+    if (kept.m.n_slices > 1 || kept.m.last > 16) wide_product<T>(kept, input, sums);
+    else narrow_product<T>(kept, input, sums);
 }
 
 // Four numbers of a block's shared memory.
@@ -96,7 +132,7 @@ template <uint32_t T> __device__ __forceinline__ void own_input_body(const OwnIn
     const Input input{shared + a.input_at, a.groups}, inner{shared + a.inner_at, a.gate.rows / 32};
     gate.bring();
     projection.bring();
-    NormRowOf<FOURS_OF_SUM> sum, out;
+    NormRowOf<FOURS_OF_SUM, INPUT_THREADS> sum, out;
     if (a.norm.weight) out.load_weights(a.norm, width);
     sum_row(a.x, a.added, width, a.inverse_len, m.scratch, sum, [] {});
     const NormArgs none{};
@@ -105,7 +141,7 @@ template <uint32_t T> __device__ __forceinline__ void own_input_body(const OwnIn
     const float weight = threadIdx.x < gate.rows ? __ldcg(a.own + gate.first + threadIdx.x) : 0.0f;
     copies_wait<1>();
     __syncthreads();
-    kept_product<T>(gate, input, sums);
+    wide_product<T>(gate, input, sums);
     __syncthreads();
     if (threadIdx.x < gate.rows) {
         float v = sums[threadIdx.x];

@@ -104,15 +104,15 @@ __device__ __forceinline__ void bring_rounded(const ProductArgs& a, const Input&
 // A row that is added up, which each block does for itself; the first one keeps the sum. Without a base it is x itself. `asked` is
 // called when the rows have been asked for.
 template <class Asked>
-__device__ __forceinline__ void sum_row(const float* x, const RowSumArgs& a, uint32_t width, float inverse_len, float* scratch, NormRowOf<FOURS_OF_SUM>& sum, Asked asked) {
-    NormRowOf<FOURS_OF_SUM> part;
+__device__ __forceinline__ void sum_row(const float* x, const RowSumArgs& a, uint32_t width, float inverse_len, float* scratch, NormRowOf<FOURS_OF_SUM, INPUT_THREADS>& sum, Asked asked) {
+    NormRowOf<FOURS_OF_SUM, INPUT_THREADS> part;
     if (a.norm.weight) part.load_weights(a.norm, width);
     wait_for_producers();
     sum.load(a.base ? a.base : x, width);
     if (a.base) part.load(x, width);
     asked();
     if (!a.base) return;
-    if (a.norm.weight) part.sum(a.norm, width, inverse_len, scratch);
+    if (a.norm.weight) part.template sum<true>(a.norm, width, inverse_len, scratch);
 #pragma unroll
     for (int i = 0; i < FOURS_OF_SUM; i++) {
         float r[4] = {part.v[i].x, part.v[i].y, part.v[i].z, part.v[i].w};
@@ -123,7 +123,7 @@ __device__ __forceinline__ void sum_row(const float* x, const RowSumArgs& a, uin
 }
 template <class Asked> __device__ __forceinline__ void take_sum(const ProductArgs& a, const RowSumArgs& added, const Input& input, float* scratch, Asked asked) {
     const uint32_t width = a.groups * 32;
-    NormRowOf<FOURS_OF_SUM> sum;
+    NormRowOf<FOURS_OF_SUM, INPUT_THREADS> sum;
     if (a.norm.weight) sum.load_weights(a.norm, width);
     sum_row(a.x, added, width, a.inverse_len, scratch, sum, asked);
     if (a.norm.weight) sum.sum(a.norm, width, a.inverse_len, scratch);
@@ -426,6 +426,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
         slot = slot + STAGE == STAGES * STAGE ? 0 : slot + STAGE;
         if constexpr (!BULK) copies_commit();
     };
+    const uint32_t first_run = kept(share.run), first_row = kept(share.row);
     turn_to(share.row);
     auto fill = [&](uint32_t stages) {
 #pragma unroll 1
@@ -447,17 +448,18 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
         take_sum(a, summed->added, input, scratch, [&] { fill(STAGES); });
     } else if (a.norm.weight) {
         auto take = [&]<int N>() {
-            NormRowOf<N> norm;
+            NormRowOf<N, INPUT_THREADS> norm;
             norm.load_weights(a.norm, a.groups * 32);
             wait_for_producers();
             norm.load(a.x, a.groups * 32);
             fill(STAGES);
-            norm.sum(a.norm, a.groups * 32, a.inverse_len, scratch);
+            norm.template sum<true>(a.norm, a.groups * 32, a.inverse_len, scratch);
             input.take(norm, a.norm);
         };
-        // Of these types, registers stay as many with two sizes.
+        // Of these types, registers stay as many with three sizes.
         constexpr bool SHORT = !ADAPTED && !SUMMED && !LINKED && (T == Q4_K || T == Q6_K);
-        if (SHORT && a.groups <= 128) take.template operator()<2>();
+        if (SHORT && a.groups <= 64) take.template operator()<1>();
+        else if (SHORT && a.groups <= 128) take.template operator()<2>();
         else take.template operator()<4>();
     } else if (a.x) {
         wait_for_producers();
@@ -483,9 +485,10 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
         adapting().lora_down(first, input);
         adapting().bring_b(p, share, gate);
     }
-    uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0, parity = 0;
+    uint32_t left = share.count, run = first_run, row = first_row, loaded = ~0u, n_groups = 0, parity = 0;
     LaneInput x;
     const uint32_t u = butterfly_row<CR>(lane);
+    const bool stores = (lane & (32 / CR - 1)) == 0;
 #pragma unroll 1
     for (; left > 0; run++, row = 0) {
         const uint32_t slice = run >> gate, its = record_of(p, slice);
@@ -494,7 +497,7 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
             n_groups = slice + 1 == p.n_slices ? p.last : p.full;
             x.load(input, slice * p.full + min(lane, n_groups - 1));
         }
-        float* to = (lane & (32 / CR - 1)) == 0 ? sums + run * rows + share.own + row + u : NULL;
+        float* to = sums + run * rows + share.own + row + u;
         uint32_t n = min(left, share.in_run - row);
         left -= n;
 #pragma unroll 1
@@ -522,10 +525,10 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
             __syncwarp();
             bring_in();
             const float t = butterfly<CR>(acc, lane);
-            if (to && u < n) *to = t;
+            if (stores && u < n) *to = t;
             if (n <= CR) break;
             n -= CR;
-            if (to) to += share.STEP;
+            to += share.STEP;
         }
     }
     if constexpr (ADAPTED) {
@@ -533,12 +536,45 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
         copies_commit();
         copies_wait<0>();
     }
+    // What does not depend on the sums is there before they are: few warps have rows, and they take several cycles for an instruction.
+    const uint32_t finish = kept(a.finish), step = kept((rows << gate) * 4), all_slices = kept(p.n_slices * step);
+    uint32_t at = kept(shared_address(sums + threadIdx.x));
+    float* out = NULL;
+    float bias[2] = {};
+    auto aim = [&](uint32_t i) {
+        const uint32_t row = share.place(i);
+        out = kept(a.out + p.out_offset + row);
+        if (p.bias) {
+            bias[0] = p.bias[row];
+            if (gate) bias[1] = p.bias[p.rows + row];
+        }
+    };
+    if (!LINKED && threadIdx.x < rows) aim(threadIdx.x);
     __syncthreads();
+    // The sums of a row over the slices, and with two of them those of its value.
+    auto add_slices = [&]<uint32_t N>(uint32_t at, float (&v)[N]) {
+#pragma unroll
+        for (uint32_t h = 0; h < N; h++) v[h] = load_shared(at + h * rows * 4);
+        const uint32_t end = at + all_slices;
+#pragma unroll 1
+        for (at += step; at < end; at += 4 * step) {
+            float w[4][N];
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+#pragma unroll
+                for (uint32_t h = 0; h < N; h++) w[j][h] = at + j * step < end ? load_shared(at + j * step + h * rows * 4) : 0.0f;
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+#pragma unroll
+                for (uint32_t h = 0; h < N; h++)
+                    if (at + j * step < end) v[h] = __fadd_rn(v[h], w[j][h]);
+        }
+    };
+    // A row's sum and bias; `half` 1: its value's.
     auto sum = [&](uint32_t half, uint32_t i) {
-        float v = sums[half * rows + i];
-#pragma unroll 4
-        for (uint32_t t = 1; t < p.n_slices; t++) v = __fadd_rn(v, sums[((t << gate) + half) * rows + i]);
-        return p.bias ? __fadd_rn(v, p.bias[half * p.rows + share.place(i)]) : v;
+        float v[1];
+        add_slices(shared_address(sums + half * rows + i), v);
+        return p.bias ? __fadd_rn(v[0], p.bias[half * p.rows + share.place(i)]) : v[0];
     };
     if constexpr (ADAPTED) {
         // The sums with their addends take the place of those of the first slice; each is read and written by the same thread.
@@ -550,10 +586,6 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
         }
         if (gate) __syncthreads();
     }
-    auto whole = [&](uint32_t half, uint32_t i) {
-        if constexpr (ADAPTED) return sums[half * rows + i];
-        return sum(half, i);
-    };
     if constexpr (LINKED) {
         // All outputs are on their way before the first one of another rank is waited for. They take the place of the sums of the
         // first slice; each is read and written by the same thread.
@@ -575,17 +607,39 @@ template <uint32_t T, bool SPREAD, bool ADAPTED, bool SUMMED, bool LINKED, class
             a.out[p.out_offset + row] = all;
         }
     } else {
-        for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
-            float v = whole(0, i);
-            const uint32_t row = share.place(i);
-            const float r = !a.residual ? 0.0f : i < WARPS * 32 ? residual : __ldcg(residuals + row);
-            if (a.finish == PLAIN) {
-                if (!ADAPTED && a.residual) v = __fadd_rn(v, r);
+        for (uint32_t i = threadIdx.x; i < rows;) {
+            float v[2] = {};
+            if constexpr (ADAPTED) {
+                v[0] = load_shared(at);
+                if (gate) v[1] = load_shared(at + rows * 4);
             } else {
-                v = a.finish == GATE ? gated(a.activation, v, whole(1, i)) : activated(a.activation, v);
-                if (a.finish == WEIGH) v = __fmul_rn(v, r);
+                if (gate) {
+                    add_slices(at, v);
+                } else {
+                    float one[1];
+                    add_slices(at, one);
+                    v[0] = one[0];
+                }
+                if (p.bias) {
+                    v[0] = __fadd_rn(v[0], bias[0]);
+                    v[1] = __fadd_rn(v[1], bias[1]);
+                }
             }
-            a.out[p.out_offset + row] = v;
+            if (finish == PLAIN) {
+                if (!ADAPTED && a.residual) v[0] = __fadd_rn(v[0], residual);
+            } else if (finish == GATE) {
+                v[0] = gated(a.activation, v[0], v[1]);
+            } else {
+                v[0] = activated(a.activation, v[0]);
+                if (finish == WEIGH) v[0] = __fmul_rn(v[0], residual);
+            }
+            *out = v[0];
+            i += WARPS * 32;
+            at += WARPS * 128;
+            if (i < rows) {
+                aim(i);
+                if (a.residual) residual = __ldcg(residuals + share.place(i));
+            }
         }
     }
 }
@@ -597,8 +651,11 @@ __device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted
     using Static = RingStatic<ADAPTED, ring_barriers<TYPES>()>;
     STATIC_SHARED(Static, m);
     if (threadIdx.x == 0) {
-        barrier_init(shared_address(&m.bar), 1);
-        fence_shared();
+        // Inputs that are rounded already come by bulk copies.
+        if (!a.x) {
+            barrier_init(shared_address(&m.bar), 1);
+            fence_shared();
+        }
         if constexpr (ADAPTED) m.next = 0;
     }
     const Part& p = part_of(a.parts, a.n_parts);

@@ -67,7 +67,7 @@ template <uint32_t T, int MOST, bool OWN> __device__ __forceinline__ void few_ro
         // As in product_rows. Rows of the input follow each other.
         const uint32_t width = a.groups * 32;
         if (a.norm.weight) {
-            NormRowOf<FOURS_OF_SUM> norm[MOST];
+            NormRowOf<FOURS_OF_SUM, INPUT_THREADS> norm[MOST];
 #pragma unroll
             for (int b = 0; b < MOST; b++) norm[b].load_weights(a.norm, width);
             wait_for_producers();

@@ -9,16 +9,16 @@ struct PackedValues {
     float scale;
 };
 __device__ __forceinline__ PackedValues pack_q8(const float* v) {
-    // A value that is not a number must reach the logits, so it must reach the scale.
+    // A value that is not a number must reach the logits, so it must reach the scale; so does an infinite one.
     float largest = largest_or_nan(largest_or_nan(fabsf(v[0]), fabsf(v[1])), largest_or_nan(fabsf(v[2]), fabsf(v[3])));
 #pragma unroll
     for (int o = 1; o < 8; o <<= 1) largest = largest_or_nan(largest, __shfl_xor_sync(~0u, largest, o));
-    const bool bad = !(largest <= 3.4e38f);
-    const float d = __fmul_rn(largest, 1.0f / 127.0f), id = largest > 0.0f ? __fdividef(127.0f, largest) : 0.0f;
+    // Zeros times a finite number are zeros.
+    const float inverse = fminf(__fmul_rn(127.0f, reciprocal(largest)), 3e38f);
     // Rounds to integers: their two's complement is in the low bits of the sums.
     uint32_t bits[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) bits[j] = __float_as_uint(__fadd_rn(__fmul_rn(v[j], id), 12582912.0f));
+    for (int j = 0; j < 4; j++) bits[j] = __float_as_uint(__fmaf_rn(v[j], inverse, 12582912.0f));
     const uint32_t low = __byte_perm(bits[0], bits[1], 0x0040), high = __byte_perm(bits[2], bits[3], 0x0040);
-    return PackedValues{bad ? 0x01010101 : __byte_perm(low, high, 0x5410), bad ? NAN : d};
+    return PackedValues{__byte_perm(low, high, 0x5410), __fmul_rn(largest, 1.0f / 127.0f)};
 }

@@ -22,21 +22,33 @@ struct StepShared {
 template <class Shared, int N, uint32_t TOKENS> struct WithLeft : Shared { alignas(16) float left[TOKENS][N * 16]; };
 template <class Shared, int N> struct WithLeft<Shared, N, 0> : Shared {};
 
-// The convolution in one channel at the session's position: what earlier tokens add.
+// What earlier tokens add to the convolution in one channel, of a width of 4: the ring, the weights and what is added.
+struct Four {
+    float4 entries, weights;
+    float bias;
+    __device__ __forceinline__ void load(const RecurrentArgs& a, const float* ring, uint32_t channel) {
+        entries = *(const float4*)(ring + (uint64_t)channel * 4);
+        weights = *(const float4*)(a.conv_weight + (uint64_t)channel * 4);
+        bias = a.conv_bias ? a.conv_bias[channel] : 0.0f;
+    }
+    __device__ __forceinline__ float before(uint32_t position) const {
+        const uint32_t p = position & 3;
+        auto entry = [&](uint32_t i) { return i == 0 ? entries.x : i == 1 ? entries.y : i == 2 ? entries.z : entries.w; };
+        const float sum = __fmaf_rn(entry((p + 2) & 3), weights.y, __fmaf_rn(entry((p + 1) & 3), weights.x, bias));
+        return __fmaf_rn(entry((p + 3) & 3), weights.z, sum);
+    }
+};
+
+// The same of any width, at the session's position. Entries of positions that were not there are zeros.
 __device__ __forceinline__ float convolved_before(const RecurrentArgs& a, const float* ring, uint32_t position, uint32_t channel) {
     const uint32_t w = a.width;
     ring += (uint64_t)channel * w;
     const float* weight = a.conv_weight + (uint64_t)channel * w;
     float sum = a.conv_bias ? a.conv_bias[channel] : 0.0f;
-    // Entries of positions that were not there are zeros.
     if (w == 4) {
-        const float4 entries = *(const float4*)ring, weights = *(const float4*)weight;
-        const float turn[4] = {entries.x, entries.y, entries.z, entries.w};
-        const uint32_t p = position & 3;
-        auto entry = [&](uint32_t i) { return i == 0 ? turn[0] : i == 1 ? turn[1] : i == 2 ? turn[2] : turn[3]; };
-        sum = __fmaf_rn(entry((p + 1) & 3), weights.x, sum);
-        sum = __fmaf_rn(entry((p + 2) & 3), weights.y, sum);
-        return __fmaf_rn(entry((p + 3) & 3), weights.z, sum);
+        Four four;
+        four.load(a, ring - (uint64_t)channel * w, channel);
+        return four.before(position);
     }
     for (uint32_t i = 1; i < w; i++) sum = __fmaf_rn(ring[(position + i) % w], weight[i - 1], sum);
     return sum;
@@ -95,8 +107,6 @@ __device__ __forceinline__ void await_sums(StepShared& m, uint32_t token) { barr
 // 1 or STEP_BLOCKS, nor on CHAINS. With CHANNELS each column of a state has a step of its own, and gates are factors by their sigmoid.
 template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__ __forceinline__ void recurrent_token(const RecurrentArgs& a) {
     constexpr uint32_t THREADS = STEP_THREADS / BLOCKS;
-    // Channels of the convolution that a thread begins before the producers are done.
-    constexpr uint32_t EARLY = BLOCKS == 1 ? 1 : 3;
     DYNAMIC_SHARED(memory);
     using Shared = WithLeft<StepShared, N, CHANNELS ? 1 : 0>;
     STATIC_SHARED(Shared, m);
@@ -115,24 +125,39 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
     const float* matrix_before = CHAINS ? (const float*)(s->before + a.state_offset + a.matrix_offset) + ((uint64_t)head * a.rows + first_row) * a.cols : matrix;
     RowPart<N> state;
     state.load(matrix_before + (uint64_t)(thread / 4) * a.cols, a.cols, part, thread / 4 < n_rows);
-    // Queries, keys, and the values of the block's rows.
-    const uint32_t n_channels = 2 * a.cols + n_rows;
-    auto channel_of = [&](uint32_t i) {
-        return i < a.cols ? a.q_at + key * a.cols + i : i < 2 * a.cols ? a.k_at + key * a.cols + i - a.cols : a.v_at + head * a.rows + first_row + i - 2 * a.cols;
-    };
-    float early[EARLY], last_weight[EARLY];
+    // Channels of queries, of keys, and of the values of the block's rows: how many, the first one, and where what comes of them goes. A
+    // thread has one of each at a time.
+    constexpr int KINDS = 3;
+    const uint32_t length[KINDS] = {a.cols, a.cols, n_rows};
+    const uint32_t base[KINDS] = {a.q_at + key * a.cols, a.k_at + key * a.cols, a.v_at + head * a.rows + first_row};
+    float* const convolved_to[KINDS] = {m.q, m.k, values};
+    // What does not depend on the input is there before it is, addresses included.
+    const float* in_first[KINDS] = {};
+    float *ring_first[KINDS] = {}, early[KINDS], last_weight[KINDS];
+    Four fours[KINDS];
+    const uint32_t first_entry = w == 4 ? first_position & 3 : first_position % w;
 #pragma unroll
-    for (uint32_t j = 0; j < EARLY; j++) {
-        const uint32_t i = thread + j * THREADS;
-        early[j] = i < n_channels ? convolved_before(a, ring_before, first_position, channel_of(i)) : 0.0f;
-        last_weight[j] = i < n_channels ? a.conv_weight[(uint64_t)channel_of(i) * w + w - 1] : 0.0f;
+    for (int kind = 0; kind < KINDS; kind++) {
+        const uint32_t channel = base[kind] + thread;
+        const bool there = thread < length[kind];
+        if (w == 4) {
+            // Not used before the input is asked for: what is asked for here may come later than what the producers make.
+            fours[kind].load(a, ring_before, there ? channel : 0);
+        } else {
+            early[kind] = there ? convolved_before(a, ring_before, first_position, channel) : 0.0f;
+            last_weight[kind] = there ? a.conv_weight[(uint64_t)channel * w + w - 1] : 0.0f;
+        }
+        if (CHAINS) continue;
+        in_first[kind] = kept(a.input + (uint64_t)blockIdx.y * a.in_stride + channel);
+        ring_first[kind] = kept(ring + (uint64_t)channel * w + first_entry);
     }
     const float rate = a.rate[head], step_bias = CHANNELS ? 0.0f : a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
     const float first_norm = a.norm && thread < n_rows ? a.norm[first_row + thread] : 0.0f;
-    wait_for_producers();
-    if (BLOCKS > 1 && a.norm) await_others();
+    const float inverse_rows = 1.0f / (float)a.rows;
     // Heads that share keys read them all, and the first of them keeps them: nobody reads that entry now.
     const bool keeps = rank == 0 && (a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0);
+    wait_for_producers();
+    if (BLOCKS > 1 && a.norm) await_others();
     for (uint32_t row = 0; row < count; row++) {
         const uint32_t position = first_position + row, at = blockIdx.y + row;
         if (CHAINS && row) {
@@ -144,68 +169,60 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
         const float* in = a.input + (uint64_t)at * a.in_stride;
         // All that is read of the input is asked for at once, in front of all that is stored.
         const float* gate = (CHANNELS ? a.gates + (uint64_t)at * a.gates_stride : in + a.gate_at) + head * a.rows + first_row;
-        const float first_gate = (a.norm || a.gated) && thread < n_rows ? gate[thread] : 0.0f;
-        float asked[EARLY];
+        float asked[KINDS];
 #pragma unroll
-        for (uint32_t j = 0; j < EARLY; j++) asked[j] = thread + j * THREADS < n_channels ? in[channel_of(thread + j * THREADS)] : 0.0f;
+        for (int kind = 0; kind < KINDS; kind++) asked[kind] = thread < length[kind] ? (CHAINS ? in[base[kind] + thread] : *in_first[kind]) : 0.0f;
         const float step_in = CHANNELS ? 0.0f : in[a.step_at + head], beta = CHANNELS ? 0.0f : beta_of(a, in, head);
-        const Change change = CHANNELS ? change_of_channels(a, in, head) : change_of(a, step_in, beta, rate, step_bias);
-        const uint32_t entry = position % w;
+        const float first_gate = (a.norm || a.gated) && thread < n_rows ? gate[thread] : 0.0f;
+        if (w == 4 && (!CHAINS || !row)) {
+#pragma unroll
+            for (int kind = 0; kind < KINDS; kind++) {
+                early[kind] = fours[kind].before(first_position);
+                last_weight[kind] = fours[kind].weights.w;
+            }
+        }
+        auto input = [&](uint32_t channel) { return [&a, channel](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; }; };
         auto before_of = [&](uint32_t channel) {
             if (!CHAINS) return convolved_before(a, ring_before, position, channel);
-            auto input = [&](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; };
-            return convolved_in_chain(a.conv_weight + (uint64_t)channel * w, a.conv_bias ? a.conv_bias[channel] : 0.0f, ring_before + (uint64_t)channel * w, position, w, row, input);
+            return convolved_in_chain(a.conv_weight + (uint64_t)channel * w, a.conv_bias ? a.conv_bias[channel] : 0.0f, ring_before + (uint64_t)channel * w, position, w, row, input(channel));
         };
-        auto convolve = [&](uint32_t i, float x, float weight, float before) {
-            const uint32_t channel = channel_of(i);
-            const float y = silu(__fmaf_rn(x, weight, before));
-            (i < a.cols ? m.q[i] : i < 2 * a.cols ? m.k[i - a.cols] : values[i - 2 * a.cols]) = y;
-            if (!keeps && i < 2 * a.cols) return;
-            if (CHAINS)
-                store_ring(ring + (uint64_t)channel * w, ring_before + (uint64_t)channel * w, position, w, row, [&](uint32_t t) { return a.input[(uint64_t)(blockIdx.y + t) * a.in_stride + channel]; });
-            else
-                ring[(uint64_t)channel * w + entry] = x;
+        auto convolve = [&](int kind, uint32_t i, float x, float weight, float before, float* entry) {
+            convolved_to[kind][i] = silu(__fmaf_rn(x, weight, before));
+            if (!keeps && kind < 2) return;
+            const uint32_t channel = base[kind] + i;
+            if (CHAINS) store_ring(ring + (uint64_t)channel * w, ring_before + (uint64_t)channel * w, position, w, row, input(channel));
+            else *entry = x;
         };
         if (!CHAINS || !row) {
 #pragma unroll
-            for (uint32_t j = 0; j < EARLY; j++)
-                if (thread + j * THREADS < n_channels) convolve(thread + j * THREADS, asked[j], last_weight[j], early[j]);
+            for (int kind = 0; kind < KINDS; kind++)
+                if (thread < length[kind]) convolve(kind, thread, asked[kind], last_weight[kind], early[kind], ring_first[kind]);
         }
-        for (uint32_t i = thread + (CHAINS && row ? 0 : EARLY * THREADS); i < n_channels; i += THREADS) {
-            const uint32_t channel = channel_of(i);
-            convolve(i, in[channel], a.conv_weight[(uint64_t)channel * w + w - 1], before_of(channel));
-        }
+        const uint32_t rest = thread + (CHAINS && row ? 0 : THREADS);
+#pragma unroll
+        for (int kind = 0; kind < KINDS; kind++)
+#pragma unroll 1
+            for (uint32_t i = rest; i < length[kind]; i += THREADS) {
+                const uint32_t channel = base[kind] + i;
+                convolve(kind, i, in[channel], a.conv_weight[(uint64_t)channel * w + w - 1], before_of(channel), ring + (uint64_t)channel * w + first_entry);
+            }
         for (uint32_t i = a.cols + thread; i < N * 16; i += THREADS) m.q[i] = m.k[i] = 0.0f;
         if constexpr (CHANNELS) {
             for (uint32_t i = thread; i < N * 16; i += THREADS) m.left[0][i] = i < a.cols ? left_of(a, at, head, i, rate) : 0.0f;
         }
+        const Change change = CHANNELS ? change_of_channels(a, in, head) : change_of(a, step_in, beta, rate, step_bias);
         __syncthreads();
-        float q2 = 0.0f, k2 = 0.0f, kq = 0.0f;
-        for (uint32_t i = lane; i < a.cols; i += 32) {
-            q2 = __fmaf_rn(m.q[i], m.q[i], q2);
-            k2 = __fmaf_rn(m.k[i], m.k[i], k2);
-            kq = __fmaf_rn(m.k[i], m.q[i], kq);
-        }
-        kq = warp_sum(kq);
-        if (a.delta) {
-            const float q_length = __fmul_rn(a.q_scale, rsqrtf(__fadd_rn(warp_sum(q2), 1e-6f))), k_length = rsqrtf(__fadd_rn(warp_sum(k2), 1e-6f));
-            kq = __fmul_rn(__fmul_rn(kq, q_length), k_length);
-            __syncthreads();
-            for (uint32_t i = thread; i < a.cols; i += THREADS) {
-                m.q[i] = __fmul_rn(m.q[i], q_length);
-                m.k[i] = __fmul_rn(m.k[i], k_length);
-            }
-            __syncthreads();
-        }
         for (uint32_t base = 0; base < n_rows; base += THREADS / 4) {
             const uint32_t r = base + thread / 4;
             const bool there = r < n_rows;
             // What one pass has is still there for the next row.
             if (base || (CHAINS && row && n_rows > THREADS / 4)) state.load(matrix_before + (uint64_t)r * a.cols, a.cols, part, there);
             if constexpr (CHANNELS) state.fade(m.left[0], part);
-            const float out = state.token(m.k, m.q, kq, there ? values[r] : 0.0f, change, a.delta, skip, part);
-            state.store(matrix + (uint64_t)r * a.cols, a.cols, part, there);
+            const float value = there ? values[r] : 0.0f;
+            const float out = a.delta ? state.template raw_token<true>(m.k, m.q, value, change, a.q_scale, skip, part) : state.template raw_token<false>(m.k, m.q, value, change, 1.0f, skip, part);
+            // What others wait for goes first.
             if (there && part == 0) outputs[r] = out;
+            state.store(matrix + (uint64_t)r * a.cols, a.cols, part, there);
         }
         __syncthreads();
         auto gate_of = [&](uint32_t i) {
@@ -230,7 +247,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
             await_sums(m, row);
         }
         for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[BLOCKS == 1 ? 0 : row & 1][r]);
-        const float scale = 1.0f / sqrtf(__fadd_rn(sum / (float)a.rows, a.eps));
+        const float scale = rsqrtf(__fmaf_rn(sum, inverse_rows, a.eps));
         for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), i == thread ? first_norm : a.norm[first_row + i]), gate_of(i));
     }
 }

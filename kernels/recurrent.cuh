@@ -11,8 +11,7 @@
 #include "args_recurrent.h"
 #include "common.cuh"
 
-__device__ __forceinline__ float silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
-__device__ __forceinline__ float sigmoid(float v) { return __fdividef(1.0f, 1.0f + __expf(-v)); }
+__device__ __forceinline__ float sigmoid(float v) { return let_through(v, 1.0f); }
 __device__ __forceinline__ float softplus(float v) { return v > 20.0f ? v : log1pf(__expf(v)); }
 
 __device__ __forceinline__ float* ring_of(const RecurrentArgs& a, const Session* s) { return (float*)(s->fixed + a.state_offset); }
@@ -110,5 +109,51 @@ template <int N> struct RowPart {
 #pragma unroll
             for (int j = 0; j < 4; j++) v[i][j] = __fmaf_rn(d, keys[i][j], __fmul_rn(change.decay, v[i][j]));
         return __fmaf_rn(skip, value, __fmaf_rn(d, kq, __fmul_rn(change.decay, sq)));
+    }
+    // The same of k and q as the convolution leaves them: with the delta rule, they have still to be divided by their lengths. The
+    // four threads work out what they need of k and q for themselves, so nobody waits for another warp.
+    template <bool DELTA> __device__ __forceinline__ float raw_token(const float* k, const float* q, float value, Change change, float q_scale, float skip, uint32_t part) {
+        enum { WITH_K, WITH_Q, KQ, KK, QQ, SUMS };
+        float sums[SUMS][2] = {};
+        float keys[N][4];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float4 kk = *(const float4*)(k + 16 * i + 4 * part), qq = *(const float4*)(q + 16 * i + 4 * part);
+            keys[i][0] = kk.x; keys[i][1] = kk.y; keys[i][2] = kk.z; keys[i][3] = kk.w;
+            const float queries[4] = {qq.x, qq.y, qq.z, qq.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                auto add = [&](int to, float x, float y) { sums[to][j & 1] = __fmaf_rn(x, y, sums[to][j & 1]); };
+                add(WITH_Q, v[i][j], queries[j]);
+                add(KQ, keys[i][j], queries[j]);
+                if constexpr (DELTA) {
+                    add(WITH_K, v[i][j], keys[i][j]);
+                    add(KK, keys[i][j], keys[i][j]);
+                    add(QQ, queries[j], queries[j]);
+                }
+            }
+        }
+        float sum[SUMS];
+#pragma unroll
+        for (int n = 0; n < SUMS; n++) sum[n] = __fadd_rn(sums[n][0], sums[n][1]);
+#pragma unroll
+        for (int o = 1; o < 4; o <<= 1)
+#pragma unroll
+            for (int n = 0; n < SUMS; n++)
+                if (DELTA || n == WITH_Q || n == KQ) sum[n] = __fadd_rn(sum[n], __shfl_xor_sync(~0u, sum[n], o));
+        float left = value, with_q = sum[WITH_Q], kq = sum[KQ], k_factor = 1.0f;
+        if constexpr (DELTA) {
+            k_factor = rsqrtf(__fadd_rn(sum[KK], 1e-6f));
+            const float q_factor = __fmul_rn(q_scale, rsqrtf(__fadd_rn(sum[QQ], 1e-6f)));
+            left = __fmaf_rn(-change.decay, __fmul_rn(sum[WITH_K], k_factor), value);
+            with_q = __fmul_rn(with_q, q_factor);
+            kq = __fmul_rn(__fmul_rn(kq, q_factor), k_factor);
+        }
+        const float d = __fmul_rn(change.scale, left), dk = DELTA ? __fmul_rn(d, k_factor) : d;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[i][j] = __fmaf_rn(dk, keys[i][j], __fmul_rn(change.decay, v[i][j]));
+        return __fmaf_rn(skip, value, __fmaf_rn(d, kq, __fmul_rn(change.decay, with_q)));
     }
 };

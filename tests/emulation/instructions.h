@@ -19,11 +19,18 @@ inline uint32_t permuted(uint32_t low, uint32_t high, uint32_t indices) {
         if (indices >> 4 * i & 8) v = (v & ~(0xffu << 8 * i)) | (v >> (8 * i + 7) & 1 ? 0xffu : 0u) << 8 * i;
     return v;
 }
+inline float reciprocal(float v) { return 1.0f / v; }
 inline int dot_unsigned(uint32_t a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (int)(uint8_t)(a >> i) * (int)(int8_t)(b >> i);
     return c;
 }
 
+template <class T> inline T* kept(T* p) { return p; }
+inline float load_shared(uint32_t at) {
+    float v;
+    memcpy(&v, emulator::thread->block->shared + at, 4);
+    return v;
+}
 inline void prefetch_l2(const void*) {}
 inline uint64_t load_shared_word(const uint64_t* p) { return *(const volatile uint64_t*)p; }
 inline void store_shared_word(uint64_t* p, uint64_t v) {
