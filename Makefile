@@ -114,6 +114,7 @@ help:
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make check-names     the header has no names at file scope but ember_* and EMBER_*"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
+	@echo "make chain           a program that measures chains of GPU kernels alone, and these, in $(TARGET_DIR)/chain"
 	@echo "make convert         ember-convert (ARGS='INPUT OUTPUT.gguf --type q4_k_m')"
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
 	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc; done by itself where there is none"
@@ -514,6 +515,18 @@ nvcc:
 .PHONY: check-kernels
 check-kernels: $(KERNELS)
 	bash build/check_kernels $(or $(NVCC_FOUND),target/nvcc/nvidia/cu13/bin/nvcc) $(abspath $(TARGET_DIR))/ptx 75 80
+
+# What chains of kernels take (benches/chain.cu says how it runs).
+CHAIN := $(TARGET_DIR)/chain
+CHAIN_NVCC = $(or $(NVCC_FOUND),target/nvcc/nvidia/cu13/bin/nvcc)
+CHAIN_KERNELS := product_k recurrent own_input
+CHAIN_FLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
+
+.PHONY: chain
+chain: $(KERNELS)
+	@mkdir -p $(CHAIN)
+	printf '%s\n' $(CHAIN_KERNELS) | xargs -P 2 -I{} $(CHAIN_NVCC) $(CHAIN_FLAGS) -cubin -o $(CHAIN)/{}.cubin kernels/{}.cu
+	$(CHAIN_NVCC) $(CHAIN_FLAGS) -Ikernels -cudart static -L$$(dirname $(CHAIN_NVCC))/../lib benches/chain.cu -o $(CHAIN)/chain
 
 # The sanitizers are in every compiler, but behind a switch that only nightly ones have by default. A run begins with the inputs of
 # fuzz/seeds, which are committed, and those of fuzz/corpus, where it keeps what it finds.
