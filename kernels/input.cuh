@@ -21,8 +21,8 @@ struct Input {
         *(uint32_t*)(at + place) = p.q;
         if (place % 32 == 0) scales()[place / 32] = p.scale;
     }
-    // Rounds N times four elements of each thread, `place(i)` and the next three, which `values(i, r)` makes: two at a time, that they need
-    // not wait for each other.
+    // Rounds N times four elements of each thread, from `first` on and each time STEP further, which `values(i, r)` makes: two at a time, that
+    // they need not wait for each other. Whole warps call it.
     template <int N, class Values> __device__ __forceinline__ void take_rows(uint32_t first, Values values) const {
         const uint32_t width = groups * 32, thread = threadIdx.x;
         uint8_t* const to = at + first;
