@@ -75,11 +75,14 @@ C_TESTS  := $(patsubst tests/c/%.c,$(C_OUT)/tests/%,$(wildcard tests/c/*.c))
 ifeq ($(shell uname -s),Darwin)
   CPU_ONLY := 1
 endif
+NVCC_FETCHED := target/nvcc/nvidia/cu13/bin/nvcc
+# Where KERNELS have been made.
+NVCC_USED = $(or $(NVCC_FOUND),$(NVCC_FETCHED))
 ifdef CPU_ONLY
   FEATURES := --no-default-features
 else
   FEATURES :=
-  NVCC_FOUND := $(or $(NVCC),$(wildcard $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)),$(shell command -v nvcc 2>/dev/null),$(wildcard target/nvcc/nvidia/cu13/bin/nvcc))
+  NVCC_FOUND := $(or $(NVCC),$(wildcard $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)),$(shell command -v nvcc 2>/dev/null),$(wildcard $(NVCC_FETCHED)))
   KERNELS := $(if $(NVCC_FOUND),,nvcc)
 endif
 
@@ -514,19 +517,18 @@ nvcc:
 # The kernels' sources have a part for each of these.
 .PHONY: check-kernels
 check-kernels: $(KERNELS)
-	bash build/check_kernels $(or $(NVCC_FOUND),target/nvcc/nvidia/cu13/bin/nvcc) $(abspath $(TARGET_DIR))/ptx 75 80
+	bash build/check_kernels $(NVCC_USED) $(abspath $(TARGET_DIR))/ptx 75 80
 
 # What chains of kernels take (benches/chain.cu says how it runs).
 CHAIN := $(TARGET_DIR)/chain
-CHAIN_NVCC = $(or $(NVCC_FOUND),target/nvcc/nvidia/cu13/bin/nvcc)
 CHAIN_KERNELS := product_k recurrent own_input
 CHAIN_FLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
 
 .PHONY: chain
 chain: $(KERNELS)
 	@mkdir -p $(CHAIN)
-	printf '%s\n' $(CHAIN_KERNELS) | xargs -P 2 -I{} $(CHAIN_NVCC) $(CHAIN_FLAGS) -cubin -o $(CHAIN)/{}.cubin kernels/{}.cu
-	$(CHAIN_NVCC) $(CHAIN_FLAGS) -Ikernels -cudart static -L$$(dirname $(CHAIN_NVCC))/../lib benches/chain.cu -o $(CHAIN)/chain
+	printf '%s\n' $(CHAIN_KERNELS) | xargs -P 2 -I{} $(NVCC_USED) $(CHAIN_FLAGS) -cubin -o $(CHAIN)/{}.cubin kernels/{}.cu
+	$(NVCC_USED) $(CHAIN_FLAGS) -Ikernels -cudart static -L$$(dirname $(NVCC_USED))/../lib benches/chain.cu -o $(CHAIN)/chain
 
 # The sanitizers are in every compiler, but behind a switch that only nightly ones have by default. A run begins with the inputs of
 # fuzz/seeds, which are committed, and those of fuzz/corpus, where it keeps what it finds.

@@ -30,20 +30,25 @@ static void check(cudaError_t e, const char* what) {
 constexpr uint32_t GATE = 2, GELU = 1;  // of product.cuh and activation.cuh
 constexpr uint32_t LAYERS = 12, LAUNCHES = 50;  // more bytes than the L2 cache has; of a measurement
 
-// A file of kernels/, compiled.
+// A file of kernels/, compiled, whose kernels may have so much dynamic shared memory.
 struct Module {
     cudaLibrary_t library;
-    Module(const std::string& folder, const char* name) { CHECK(cudaLibraryLoadFromFile(&library, (folder + "/" + name + ".cubin").c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0)); }
+    uint32_t most_shared;
+    Module(const std::string& folder, const char* name, uint32_t most_shared) : most_shared(most_shared) { CHECK(cudaLibraryLoadFromFile(&library, (folder + "/" + name + ".cubin").c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0)); }
     cudaKernel_t kernel(const char* name) const {
         cudaKernel_t kernel;
         CHECK(cudaLibraryGetKernel(&kernel, library, name));
+        CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared));
+        // One division of the multiprocessors' memory for all, as in the library: kernels could not overlap while it is changed.
+        CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
         return kernel;
     }
 };
 struct Kernels {
+    uint32_t multiprocessors, most_shared;
     cudaKernel_t product_q4_k, product_q6_k, recurrent_step, own_input;
-    explicit Kernels(const std::string& folder) {
-        const Module products(folder, "product_k"), recurrences(folder, "recurrent"), own_inputs(folder, "own_input");
+    Kernels(const std::string& folder, const cudaDeviceProp& device) : multiprocessors(device.multiProcessorCount), most_shared(device.sharedMemPerBlockOptin - 1024) {
+        const Module products(folder, "product_k", most_shared), recurrences(folder, "recurrent", most_shared), own_inputs(folder, "own_input", most_shared);
         product_q4_k = products.kernel("product_Q4_K");
         product_q6_k = products.kernel("product_Q6_K");
         recurrent_step = recurrences.kernel("recurrent_step_shared_128");
@@ -60,15 +65,13 @@ struct Node {
 // A layer's kernels, LAYERS times, and the memory that they work on.
 struct Chain {
     const Kernels& kernels;
-    uint32_t hidden, multiprocessors, most_shared;
+    uint32_t hidden;
     std::vector<Node> nodes;
     std::vector<void*> memory;
     double bytes = 0.0;
     float* row;  // the residual stream
 
-    Chain(const Kernels& kernels, uint32_t hidden, const cudaDeviceProp& device) : kernels(kernels), hidden(hidden), multiprocessors(device.multiProcessorCount), most_shared(device.sharedMemPerBlockOptin - 1024) {
-        row = floats(hidden);
-    }
+    Chain(const Kernels& kernels, uint32_t hidden) : kernels(kernels), hidden(hidden) { row = floats(hidden); }
     ~Chain() {
         for (void* p : memory) cudaFree(p);
     }
@@ -78,6 +81,10 @@ struct Chain {
         CHECK(cudaMemset(p, 0x11, size));
         memory.push_back(p);
         return (uint8_t*)p;
+    }
+    uint8_t* weights(size_t size) {
+        bytes += size;
+        return take(size);
     }
     float* floats(size_t n) { return (float*)take(n * 4); }
     template <class Args> void add(cudaKernel_t kernel, uint32_t grid, uint32_t threads, uint32_t shared, const Args& args) {
@@ -91,8 +98,9 @@ struct Chain {
         const Slices slices = slices_of(type, width / 32);
         const uint32_t halves = gate ? 2 : 1, stage = record_bytes(type, 32), stage_rows = stage <= 704 ? 4 : 2;
         const uint64_t size = matrix_bytes(type, width / 32, rows * halves);
+        const uint32_t multiprocessors = kernels.multiprocessors;
         ProductArgs a{};
-        a.parts[0] = {take(size), NULL, type, rows, 0, rows / multiprocessors, rows % multiprocessors, 0, slices.count, slices.full, slices.last,
+        a.parts[0] = {weights(size), NULL, type, rows, 0, rows / multiprocessors, rows % multiprocessors, 0, slices.count, slices.full, slices.last,
                       record_bytes(type, slices.full), record_bytes(type, slices.last), 0};
         a.x = x;
         if (norms) a.norm = norm();
@@ -107,8 +115,7 @@ struct Chain {
         // Blocks that leave room for others' (SHARING_BYTES).
         const uint64_t of_block = size / multiprocessors;
         const bool shares = of_block >= 120 << 10 && of_block < 400 << 10;
-        add(type == Q4_K ? kernels.product_q4_k : kernels.product_q6_k, multiprocessors, WARPS * 32, std::max(used, shares ? 0 : most_shared / 2 + 512), a);
-        bytes += size;
+        add(type == Q4_K ? kernels.product_q4_k : kernels.product_q6_k, multiprocessors, WARPS * 32, std::max(used, shares ? 0 : kernels.most_shared / 2 + 512), a);
         return a.out;
     }
     // A delta net's or a Mamba-2 layer's step, of one session. The input has channels, gates and the numbers of heads behind each other.
@@ -155,7 +162,7 @@ struct Chain {
     void own_input(const float* x, uint32_t inner) {
         const auto matrix = [&](uint32_t groups, uint32_t rows) {
             const Slices s = slices_of(Q4_K, groups);
-            return OwnMatrix{take(matrix_bytes(Q4_K, groups, rows)), rows, s.count, s.full, s.last, record_bytes(Q4_K, s.full), record_bytes(Q4_K, s.last)};
+            return OwnMatrix{weights(matrix_bytes(Q4_K, groups, rows)), rows, s.count, s.full, s.last, record_bytes(Q4_K, s.full), record_bytes(Q4_K, s.last)};
         };
         const auto kept = [](const OwnMatrix& m) { return m.rows / OWN_BLOCKS * ((m.n_slices - 1) * m.full_bytes + m.last_bytes); };
         OwnInputArgs a{};
@@ -175,7 +182,6 @@ struct Chain {
         a.inner_at = (a.input_at + a.groups * INPUT_BYTES + 15) / 16 * 16;
         a.own_at = (a.inner_at + inner / 32 * INPUT_BYTES + 15) / 16 * 16;
         add(kernels.own_input, OWN_BLOCKS, WARPS * 32, a.own_at + (inner / OWN_BLOCKS * (1 + a.gate.n_slices) + hidden / OWN_BLOCKS) * 4, a);
-        bytes += matrix_bytes(Q4_K, a.groups, inner) + matrix_bytes(Q4_K, inner / 32, hidden);
     }
 
     void measure(const char* name) {
@@ -186,9 +192,6 @@ struct Chain {
         CHECK(cudaStreamCreate(&stream));
         CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
         for (Node& n : nodes) {
-            // One division of the multiprocessors' memory for all, as in the library: kernels could not overlap while it is changed.
-            CHECK(cudaFuncSetAttribute(n.kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-            CHECK(cudaFuncSetAttribute(n.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared));
             cudaLaunchAttribute early{};
             early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
             early.val.programmaticStreamSerializationAllowed = 1;
@@ -242,10 +245,10 @@ int main(int argc, char** argv) {
     }
     cudaDeviceProp device;
     CHECK(cudaGetDeviceProperties(&device, 0));
-    const Kernels kernels(argv[1]);
+    const Kernels kernels(argv[1], device);
     printf("%s; a layer, and what its weights take at 4.55 TB/s\n", device.name);
     const auto measure = [&](const Shape& s, const char* what, uint32_t down, const std::function<float*(Chain&, float*)>& mix, const std::function<void(Chain&, float*)>& finish) {
-        Chain chain(kernels, s.hidden, device);
+        Chain chain(kernels, s.hidden);
         for (uint32_t i = 0; i < LAYERS; i++) {
             float* mixed = chain.product(Q4_K, chain.row, true, s.hidden, s.to_mixer, false, false);
             if (mix) mixed = mix(chain, mixed);

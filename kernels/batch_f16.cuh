@@ -242,9 +242,6 @@ template <int NT> struct InputCopies {
     }
 };
 
-// One formula for the usual gate, and a call for all others.
-__device__ __forceinline__ float gated_value(const Activation& a, float gate, float up) { return a.kind == SILU ? gated_silu(gate, up) : gated_otherwise(a.kind, a.alpha, a.limit, gate, up); }
-
 // Stages of a part of k: so many that blocks of 256 stay whole.
 __device__ __forceinline__ uint32_t part_length(uint32_t stages, uint32_t parts) { return ((stages + parts - 1) / parts + 1) & ~1u; }
 
@@ -256,8 +253,8 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
     const uint32_t each = part_length(all, parts), first = min(all, (rank * a.parts + part) * each), mine = min(all, first + each) - first;
     const uint32_t tiles_at_once = B::WARPGROUPS / a.parts;
     // Rows of results, and of a tile.
-    const bool gated = a.largest_out;
-    const uint32_t rows = gated ? s.rows / 2 : s.rows, tile = gated ? B::ROWS / 2 : B::ROWS;
+    const bool has_gate = a.largest_out;
+    const uint32_t rows = has_gate ? s.rows / 2 : s.rows, tile = has_gate ? B::ROWS / 2 : B::ROWS;
     const uint32_t turns = ((rows + tile - 1) / tile + tiles_at_once - 1) / tiles_at_once;
     // Of tiles whose warpgroups follow each other.
     float* sums = (float*)(shared + a.sums_at) + group * (B::ROWS * NT * 8) + thread;
@@ -271,7 +268,7 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
     for (uint32_t t = block; t < turns; t += blocks) {
         const uint32_t row = (t * tiles_at_once + group / a.parts) * tile + thread / 32 * (tile / 4) + lane / 4;
         // Rows beyond the last are not stored, whatever they are.
-        const uint32_t row0 = min(row, rows - 1), apart = gated ? rows : min(row + 8, rows - 1) - row0;
+        const uint32_t row0 = min(row, rows - 1), apart = has_gate ? rows : min(row + 8, rows - 1) - row0;
         LaneWeights<T> weights(s, a.groups, row0, apart, power);
         weights.begin(first * B::GROUPS + lane % 4);
         float acc[NT * 4];
@@ -285,8 +282,8 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
             begun = true;
             // While the input is still made, memory is idle.
             if (mine > 0 && lane == 0) {
-                prefetch_slice<T>((const uint8_t*)s.matrix, weights.c, weights.slice, s.rows, row0, gated ? 8 : 16);
-                if (gated) prefetch_slice<T>((const uint8_t*)s.matrix, weights.c, weights.slice, s.rows, row0 + apart, 8);
+                prefetch_slice<T>((const uint8_t*)s.matrix, weights.c, weights.slice, s.rows, row0, has_gate ? 8 : 16);
+                if (has_gate) prefetch_slice<T>((const uint8_t*)s.matrix, weights.c, weights.slice, s.rows, row0 + apart, 8);
             }
             wait_for_producers();
             if (copies) {
@@ -320,20 +317,20 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
             turn.template operator()<0>(k);
             if (k + 1 < mine) turn.template operator()<1>(k + 1);
         }
-        const bool inside[2] = {row < rows, gated ? row < rows : row + 8 < rows};
+        const bool inside[2] = {row < rows, has_gate ? row < rows : row + 8 < rows};
         // Sum i of a thread is of column i / 4 * 8 + lane % 4 * 2 + i % 2, and of its first row or second by i / 2 % 2.
         const uint64_t out = s.out_offset + row + (uint64_t)(lane % 4 * 2) * a.out_stride;
         auto place = [&](uint32_t i) { return out + (uint64_t)(i / 4 * 8 + i % 2) * a.out_stride + i / 2 % 2 * 8; };
         auto is_there = [&](uint32_t i) { return inside[i / 2 % 2] && i / 4 * 8 + lane % 4 * 2 + i % 2 < a.batch; };
         auto scale_of = [&](uint32_t i) { return __fmul_rn(raise, __ldcg(a.x_scale + i / 4 * 8 + lane % 4 * 2 + i % 2)); };
-        auto bias_of = [&](uint32_t i) { return s.bias[row + i / 2 % 2 * (gated ? rows : 8)]; };
+        auto bias_of = [&](uint32_t i) { return s.bias[row + i / 2 % 2 * (has_gate ? rows : 8)]; };
         // Stores N sums. Of a gate they are all four of a column pair: the gates, then what they let through. All that is added is loaded before
         // the first is stored, for the compiler cannot know that they differ.
         auto finish = [&]<int N>(float (&v)[N], auto index, auto scale_at) {
             float scale[N], more[N];
 #pragma unroll
             for (int n = 0; n < N; n++) scale[n] = is_there(index(n)) ? scale_at(index(n)) : 0.0f;
-            if (a.residual && !gated)
+            if (a.residual && !has_gate)
 #pragma unroll
                 for (int n = 0; n < N; n++) more[n] = is_there(index(n)) ? a.residual[place(index(n))] : 0.0f;
 #pragma unroll
@@ -341,11 +338,11 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
                 v[n] = __fmul_rn(v[n], scale[n]);
                 if (s.bias && is_there(index(n))) v[n] = __fadd_rn(v[n], bias_of(index(n)));
             }
-            if (gated) {
+            if (has_gate) {
 #pragma unroll
                 for (int n = 0; n < N; n++) {
                     if (n % 4 >= 2 || !is_there(index(n))) continue;
-                    const float through = gated_value(a.activation, v[n], v[(n + 2) % N]);
+                    const float through = gated(a.activation, v[n], v[(n + 2) % N]);
                     a.out[place(index(n))] = through;
                     atomicMax(largest_out + index(n) / 4 * 8 + lane % 4 * 2 + index(n) % 2, __float_as_uint(fabsf(through)));
                 }
@@ -388,7 +385,7 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
             return a.shares > 1 ? __fadd_rn(v[0], v[1]) : v[0];
         };
         const uint32_t worker = rank * a.parts + part, count = NT * 4 / parts;
-        if (gated || count % 4 == 0) {
+        if (has_gate || count % 4 == 0) {
             // Fours, which a gate wants together.
             for (uint32_t j = worker; j < NT; j += parts) {
                 float v[4];
@@ -407,7 +404,7 @@ template <uint32_t T, int NT> __device__ __forceinline__ void batch_f16_multiply
         else if (t + blocks < turns) __syncthreads();
     }
     if (!begun) wait_for_producers();
-    if (!gated) return;
+    if (!has_gate) return;
     __syncthreads();
     if (threadIdx.x < a.batch && largest_out[threadIdx.x] != 0) atomicMax((uint32_t*)a.largest_out + threadIdx.x, largest_out[threadIdx.x]);
 }

@@ -100,11 +100,7 @@ __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 __device__ __forceinline__ void cluster_sync_shared() { __syncthreads(); }
 __device__ __forceinline__ void cluster_join() { __syncthreads(); }
 __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank) { return address; }
-__device__ __forceinline__ float load_remote(uint32_t address) {
-    float v;
-    asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address));
-    return v;
-}
+__device__ __forceinline__ float load_remote(uint32_t address) { return load_shared(address); }
 
 #endif
 #endif

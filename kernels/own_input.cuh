@@ -95,6 +95,7 @@ template <uint32_t T> __device__ __forceinline__ void narrow_product(const KeptR
         }
     }
 }
+// Whichever of the two has fewer lanes without work.
 template <uint32_t T> __device__ __forceinline__ void kept_product(const KeptRows& kept, const Input& input, float* sums) {
     if (kept.m.n_slices > 1 || kept.m.last > 16) wide_product<T>(kept, input, sums);
     else narrow_product<T>(kept, input, sums);

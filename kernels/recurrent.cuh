@@ -82,15 +82,27 @@ template <int N> struct RowPart {
             v[i][2] = __fmul_rn(v[i][2], x.z); v[i][3] = __fmul_rn(v[i][3], x.w);
         }
     }
+    // Four numbers of x, of columns that the thread has.
+    static __device__ __forceinline__ void read_four(const float* x, int i, uint32_t part, float (&to)[4]) {
+        const float4 four = *(const float4*)(x + 16 * i + 4 * part);
+        to[0] = four.x; to[1] = four.y; to[2] = four.z; to[3] = four.w;
+    }
+    // S = decay * S + d k^T.
+    __device__ __forceinline__ void renew(float decay, float d, const float (&keys)[N][4]) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[i][j] = __fmaf_rn(d, keys[i][j], __fmul_rn(decay, v[i][j]));
+    }
     // A token: `k` and `q` have N * 16 numbers, zeros behind the columns; `kq` is their product. Whole warps call it.
     __device__ __forceinline__ float token(const float* k, const float* q, float kq, float value, Change change, bool delta, float skip, uint32_t part) {
         float with_k[2] = {0.0f, 0.0f}, with_q[2] = {0.0f, 0.0f};
         float keys[N][4];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const float4 kk = *(const float4*)(k + 16 * i + 4 * part), qq = *(const float4*)(q + 16 * i + 4 * part);
-            keys[i][0] = kk.x; keys[i][1] = kk.y; keys[i][2] = kk.z; keys[i][3] = kk.w;
-            const float queries[4] = {qq.x, qq.y, qq.z, qq.w};
+            float queries[4];
+            read_four(k, i, part, keys[i]);
+            read_four(q, i, part, queries);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 with_k[j & 1] = __fmaf_rn(v[i][j], keys[i][j], with_k[j & 1]);
@@ -104,10 +116,7 @@ template <int N> struct RowPart {
             sq = __fadd_rn(sq, __shfl_xor_sync(~0u, sq, o));
         }
         const float left = delta ? __fmaf_rn(-change.decay, sk, value) : value, d = __fmul_rn(change.scale, left);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) v[i][j] = __fmaf_rn(d, keys[i][j], __fmul_rn(change.decay, v[i][j]));
+        renew(change.decay, d, keys);
         return __fmaf_rn(skip, value, __fmaf_rn(d, kq, __fmul_rn(change.decay, sq)));
     }
     // The same of k and q as the convolution leaves them: with the delta rule, they have still to be divided by their lengths. The
@@ -118,9 +127,9 @@ template <int N> struct RowPart {
         float keys[N][4];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const float4 kk = *(const float4*)(k + 16 * i + 4 * part), qq = *(const float4*)(q + 16 * i + 4 * part);
-            keys[i][0] = kk.x; keys[i][1] = kk.y; keys[i][2] = kk.z; keys[i][3] = kk.w;
-            const float queries[4] = {qq.x, qq.y, qq.z, qq.w};
+            float queries[4];
+            read_four(k, i, part, keys[i]);
+            read_four(q, i, part, queries);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 auto add = [&](int to, float x, float y) { sums[to][j & 1] = __fmaf_rn(x, y, sums[to][j & 1]); };
@@ -150,10 +159,7 @@ template <int N> struct RowPart {
             kq = __fmul_rn(__fmul_rn(kq, q_factor), k_factor);
         }
         const float d = __fmul_rn(change.scale, left), dk = DELTA ? __fmul_rn(d, k_factor) : d;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) v[i][j] = __fmaf_rn(dk, keys[i][j], __fmul_rn(change.decay, v[i][j]));
+        renew(change.decay, dk, keys);
         return __fmaf_rn(skip, value, __fmaf_rn(d, kq, __fmul_rn(change.decay, with_q)));
     }
 };
