@@ -38,7 +38,9 @@ struct Module {
     cudaKernel_t kernel(const char* name) const {
         cudaKernel_t kernel;
         CHECK(cudaLibraryGetKernel(&kernel, library, name));
-        CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared));
+        cudaFuncAttributes of;
+        CHECK(cudaFuncGetAttributes(&of, (const void*)kernel));
+        CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared - (uint32_t)of.sharedSizeBytes));
         // One division of the multiprocessors' memory for all, as in the library: kernels could not overlap while it is changed.
         CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
         return kernel;
@@ -47,7 +49,7 @@ struct Module {
 struct Kernels {
     uint32_t multiprocessors, most_shared;
     cudaKernel_t product_q4_k, product_q6_k, recurrent_step, own_input;
-    Kernels(const std::string& folder, const cudaDeviceProp& device) : multiprocessors(device.multiProcessorCount), most_shared(device.sharedMemPerBlockOptin - 1024) {
+    Kernels(const std::string& folder, const cudaDeviceProp& device) : multiprocessors(device.multiProcessorCount), most_shared(device.sharedMemPerBlockOptin) {
         const Module products(folder, "product_k", most_shared), recurrences(folder, "recurrent", most_shared), own_inputs(folder, "own_input", most_shared);
         product_q4_k = products.kernel("product_Q4_K");
         product_q6_k = products.kernel("product_Q6_K");

@@ -12,6 +12,18 @@ constexpr uint32_t STEP_THREADS = 512;
 // Blocks that share these and the rows where that is faster.
 constexpr uint32_t STEP_BLOCKS = 4;
 
+// Threads of a head where its state is copied in bulk.
+constexpr uint32_t BATCH_THREADS = 128;
+
+// Most columns of such a state.
+constexpr uint32_t BATCH_COLS = 128;
+
+// Rows of it that are copied together, one for four threads.
+constexpr uint32_t BATCH_ROWS = (BATCH_THREADS / 4);
+
+// Most such pieces.
+constexpr uint32_t BATCH_PIECES = 16;
+
 // Rows of a chunk that a block of a convolution takes.
 constexpr uint32_t CONV_ROWS = 32;
 
@@ -94,6 +106,10 @@ struct RecurrentArgs {
     uint32_t gates_stride;
     float floor;
     uint32_t padding;
+    // Where not NULL, a step of many sessions has its outputs there instead, as int8 with a scale for 32 of them:
+    // `[rows of input][heads * rows]` and `[rows of input][heads * rows / 32]`.
+    int8_t* q8;
+    float* q8_scale;
 };
 
 // The norm of groups of a row, and their gate, in place.
@@ -168,7 +184,7 @@ struct SelectiveArgs {
     uint32_t padding;
 };
 
-static_assert(sizeof(RecurrentArgs) == 216);
+static_assert(sizeof(RecurrentArgs) == 232);
 static_assert(sizeof(GatedNormArgs) == 56);
 static_assert(sizeof(ShortConvArgs) == 72);
 static_assert(sizeof(SelectiveArgs) == 144);

@@ -53,6 +53,13 @@ __device__ __forceinline__ void bulk_copy_once(uint32_t to, const void* from, ui
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(EVICT_FIRST) : "memory");
 }
+// `bytes` (a multiple of 16) of what is written once a step, from shared to global memory, and the wait until they have been read. Both by
+// the same thread, before its block ends.
+__device__ __forceinline__ void bulk_store_once(void* to, uint32_t from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0],[%1],%2,%3;\ncp.async.bulk.commit_group;"
+                 ::"l"(to), "r"(from), "r"(bytes), "l"(EVICT_FIRST) : "memory");
+}
+__device__ __forceinline__ void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // Asks for `bytes` (a multiple of 16) to be brought into the L2 cache.
 __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {

@@ -6,6 +6,7 @@
 #include "args_recurrent.h"
 #include "bulk.cuh"
 #include "mma.cuh"
+#include "quantize.cuh"
 #include "recurrent.cuh"
 
 using Scratch = float[32];  // of sums over a block
@@ -76,6 +77,21 @@ __device__ __forceinline__ float squares(const float* x, uint32_t n) {
     return warp_sum(sum);
 }
 
+// The sum of the squares of a head's outputs is one for each share of the rows, and their sum in order.
+__device__ __forceinline__ void squares_of_shares(const float* outputs, uint32_t rows, float* sums) {
+    const uint32_t share = (rows + STEP_BLOCKS - 1) / STEP_BLOCKS, warp = threadIdx.x / 32, begin = min(rows, warp * share);
+    if (warp < STEP_BLOCKS) {
+        const float own = squares(outputs + begin, min(rows, begin + share) - begin);
+        if ((threadIdx.x & 31) == 0) sums[warp] = own;
+    }
+    __syncthreads();
+}
+__device__ __forceinline__ float sum_of_shares(const float* sums) {
+    float sum = 0.0f;
+    for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, sums[r]);
+    return sum;
+}
+
 // The blocks of a head tell each other what they have summed. A block may be a token ahead of another, but not two: so there are two places
 // for sums, by turns. Nobody waits until its state is written, as at a barrier of the cluster.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -113,7 +129,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
     const uint32_t share = (a.rows + BLOCKS - 1) / BLOCKS, rank = BLOCKS == 1 ? 0 : cluster_rank();
     const uint32_t first_row = min(a.rows, rank * share), n_rows = min(a.rows, first_row + share) - first_row;
     float *values = (float*)memory, *outputs = values + share;
-    const uint32_t head = blockIdx.x / BLOCKS, key = key_of(a, head), thread = threadIdx.x, lane = thread & 31, part = thread & 3;
+    const uint32_t head = blockIdx.x / BLOCKS, key = key_of(a, head), thread = threadIdx.x, part = thread & 3;
     release_dependents();
     // The state is the last step's, and the position stays until the step ends: both are there.
     const Session* s = a.sessions[blockIdx.y];
@@ -235,19 +251,13 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
             continue;
         }
         // A sum for each share of the rows, in their order.
-        const uint32_t quarter = (a.rows + STEP_BLOCKS - 1) / STEP_BLOCKS, warp = thread / 32;
-        float sum = 0.0f;
         if (BLOCKS == 1) {
-            const uint32_t begin = min(a.rows, warp * quarter);
-            const float own = warp < STEP_BLOCKS ? squares(outputs + begin, min(a.rows, begin + quarter) - begin) : 0.0f;
-            if (warp < STEP_BLOCKS && lane == 0) m.sums[0][warp] = own;
-            __syncthreads();
+            squares_of_shares(outputs, a.rows, m.sums[0]);
         } else {
-            if (warp == 0) tell_sum(m, row, rank, squares(outputs, n_rows));
+            if (thread / 32 == 0) tell_sum(m, row, rank, squares(outputs, n_rows));
             await_sums(m, row);
         }
-        for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[BLOCKS == 1 ? 0 : row & 1][r]);
-        const float scale = rsqrtf(__fmaf_rn(sum, inverse_rows, a.eps));
+        const float scale = rsqrtf(__fmaf_rn(sum_of_shares(m.sums[BLOCKS == 1 ? 0 : row & 1]), inverse_rows, a.eps));
         for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), i == thread ? first_norm : a.norm[first_row + i]), gate_of(i));
     }
 }
@@ -268,6 +278,132 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_chain_chann
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 extern "C" __global__ void OF_A_HEAD recurrent_step_shared_channels(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, false, true>(a); }
 extern "C" __global__ void OF_A_HEAD recurrent_chain_shared_channels(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS, true, true>(a); }
+#endif
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What a block of a full batch has in shared memory beside a head's state.
+struct BatchShared {
+    float q[BATCH_COLS], k[BATCH_COLS];
+    float sums[STEP_BLOCKS];
+    // Counts what comes of each piece of the state.
+    uint64_t arrived[BATCH_PIECES];
+};
+
+// One token of each of many sessions, with the bits of `recurrent_token`, for convolutions over four positions and states of a multiple of
+// four columns, up to BATCH_COLS. Grid (heads, batch), BATCH_THREADS threads. Dynamic shared memory: the head's state, which bulk copies
+// bring and take away in pieces, and a float for each of its rows, for values and for outputs. A multiprocessor has several blocks, each at
+// another part of its work, so that its memory always has something to do. Outputs are rounded where `q8` says so; rows are then a multiple of 32.
+template <bool DELTA> __device__ __forceinline__ void batch_token(const RecurrentArgs& a) {
+    constexpr int N = BATCH_COLS / 16, FIRST = 3;
+    DYNAMIC_SHARED(memory);
+    STATIC_SHARED(BatchShared, m);
+    float *copied = (float*)memory, *values = copied + a.rows * a.cols, *outputs = values + a.rows;
+    const uint32_t head = blockIdx.x, key = key_of(a, head), thread = threadIdx.x, part = thread & 3, arrived = shared_address(m.arrived);
+    release_dependents();
+    const Session* s = a.sessions[blockIdx.y];
+    float *ring = ring_of(a, s), *matrix = matrix_of(a, s, head);
+    auto piece_bytes = [&](uint32_t first) { return min(a.rows - first, BATCH_ROWS) * a.cols * 4; };
+    if (thread == 0) {
+        for (uint32_t first = 0, piece = arrived; first < a.rows; first += BATCH_ROWS, piece += 8) barrier_init(piece, 1);
+        fence_shared();
+        for (uint32_t first = 0, piece = arrived; first < a.rows; first += BATCH_ROWS, piece += 8) {
+            barrier_expect(piece, piece_bytes(first));
+            bulk_copy_once(shared_address(copied + first * a.cols), matrix + first * a.cols, piece_bytes(first), piece);
+        }
+    }
+    const uint32_t position = s->position;
+    // The channels of queries, keys and values, one behind the other; the first of a thread are asked for before the input is there.
+    const uint32_t channels = 2 * a.cols + a.rows;
+    auto channel_of = [&](uint32_t i) { return i < a.cols ? a.q_at + key * a.cols + i : i < 2 * a.cols ? a.k_at + key * a.cols + i - a.cols : a.v_at + head * a.rows + i - 2 * a.cols; };
+    auto place_of = [&](uint32_t i) { return i < a.cols ? m.q + i : i < 2 * a.cols ? m.k + (i - a.cols) : values + (i - 2 * a.cols); };
+    Four fours[FIRST];
+#pragma unroll
+    for (int j = 0; j < FIRST; j++) {
+        const uint32_t i = thread + j * BATCH_THREADS;
+        fours[j].load(a, ring, i < channels ? channel_of(i) : 0);
+    }
+    const float rate = a.rate[head], step_bias = a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
+    const float first_norm = a.norm && thread < a.rows ? a.norm[thread] : 0.0f;
+    // Heads that share keys read them all, and the first of them keeps them.
+    const bool keeps = a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0;
+    wait_for_producers();
+    const float* in = a.input + (uint64_t)blockIdx.y * a.in_stride;
+    const float* gate = in + a.gate_at + head * a.rows;
+    float asked[FIRST];
+#pragma unroll
+    for (int j = 0; j < FIRST; j++) {
+        const uint32_t i = thread + j * BATCH_THREADS;
+        asked[j] = i < channels ? in[channel_of(i)] : 0.0f;
+    }
+    const float step_in = in[a.step_at + head], beta = beta_of(a, in, head);
+    const float first_gate = (a.norm || a.gated) && thread < a.rows ? gate[thread] : 0.0f;
+    auto convolve = [&](uint32_t i, float x, const Four& four) {
+        *place_of(i) = silu(__fmaf_rn(x, four.weights.w, four.before(position)));
+        if (keeps || i >= 2 * a.cols) ring[(uint64_t)channel_of(i) * 4 + (position & 3)] = x;
+    };
+#pragma unroll
+    for (int j = 0; j < FIRST; j++)
+        if (thread + j * BATCH_THREADS < channels) convolve(thread + j * BATCH_THREADS, asked[j], fours[j]);
+#pragma unroll 1
+    for (uint32_t i = thread + FIRST * BATCH_THREADS; i < channels; i += BATCH_THREADS) {
+        Four four;
+        four.load(a, ring, channel_of(i));
+        convolve(i, in[channel_of(i)], four);
+    }
+    for (uint32_t i = a.cols + thread; i < BATCH_COLS; i += BATCH_THREADS) m.q[i] = m.k[i] = 0.0f;
+    const Change change = change_of(a, step_in, beta, rate, step_bias);
+    __syncthreads();
+    RowPart<N> state;
+    RawSums sums;
+    float keys[N][4];
+    state.template add_up<DELTA, false, true>(sums, m.k, m.q, part, keys);
+    for (uint32_t first = 0, piece = arrived; first < a.rows; first += BATCH_ROWS, piece += 8) {
+        const uint32_t r = first + thread / 4, row = min(r, a.rows - 1);
+        barrier_wait(piece, 0);
+        // Whole warps go on, some of whose rows may be behind the last one.
+        if (r / 8 * 8 < a.rows) {
+            state.load_copied(copied + row * a.cols, a.cols, part, row & 1);
+            state.template add_up<DELTA, true, false>(sums, m.k, m.q, part, keys);
+            const float out = state.template raw_token<DELTA>(sums, keys, values[row], change, DELTA ? a.q_scale : 1.0f, skip);
+            if (r < a.rows) {
+                if (part == 0) outputs[r] = out;
+                state.store_copied(copied + r * a.cols, a.cols, part, r & 1);
+            }
+        }
+        fence_shared();
+        __syncthreads();
+        if (thread == 0) bulk_store_once(matrix + first * a.cols, shared_address(copied + first * a.cols), piece_bytes(first));
+    }
+    float scale = 1.0f;
+    if (a.norm) {
+        squares_of_shares(outputs, a.rows, m.sums);
+        scale = rsqrtf(__fmaf_rn(sum_of_shares(m.sums), 1.0f / (float)a.rows, a.eps));
+    }
+    const uint64_t out = ((uint64_t)blockIdx.y * a.heads + head) * a.rows;
+    for (uint32_t i = thread; i < a.rows; i += BATCH_THREADS) {
+        float v = outputs[i];
+        if (a.norm) v = __fmul_rn(__fmul_rn(v, scale), i == thread ? first_norm : a.norm[i]);
+        if (a.norm || a.gated) v = __fmul_rn(v, silu(i == thread ? first_gate : gate[i]));
+        if (a.q8) outputs[i] = v;
+        else a.out[out + i] = v;
+    }
+    if (a.q8) {
+        __syncthreads();
+        for (uint32_t base = thread / 32 * 128; base < a.rows; base += BATCH_THREADS * 4) {
+            const uint32_t i = base + (thread & 31) * 4;
+            const bool inside = i < a.rows;
+            const float4 v = inside ? *(const float4*)(outputs + i) : make_float4(0, 0, 0, 0);
+            const float values[4] = {v.x, v.y, v.z, v.w};
+            const PackedValues packed = pack_q8(values);
+            if (!inside) continue;
+            *(uint32_t*)(a.q8 + out + i) = packed.q;
+            if ((thread & 7) == 0) a.q8_scale[(out + i) / 32] = packed.scale;
+        }
+    }
+    if (thread == 0) bulk_stores_read();
+}
+extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 4) recurrent_batch_delta(const __grid_constant__ RecurrentArgs a) { batch_token<true>(a); }
+extern "C" __global__ void __launch_bounds__(BATCH_THREADS, 4) recurrent_batch_plain(const __grid_constant__ RecurrentArgs a) { batch_token<false>(a); }
 #endif
 
 // Rows of a chunk that a thread of the convolution asks for at a time.

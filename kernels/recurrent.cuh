@@ -43,6 +43,12 @@ __device__ __forceinline__ Change change_of_channels(const RecurrentArgs& a, con
     return Change{1.0f, __fmul_rn(a.beta_scale, sigmoid(in[a.beta_at + head]))};
 }
 
+// Sums over the columns, of products of a row of S, k and q.
+struct RawSums {
+    enum { WITH_K, WITH_Q, KQ, KK, QQ, COUNT };
+    float sum[COUNT];
+};
+
 // The numbers of four threads that share a row of S: thread p has columns 16 i + 4 p and the next three, i < N.
 template <int N> struct RowPart {
     float v[N][4];
@@ -72,6 +78,36 @@ template <int N> struct RowPart {
                     if (c + j < cols) row[c + j] = v[i][j];
             }
         }
+    }
+    // The same in shared memory, of a number of columns that is a multiple of four, in which zeros follow the columns. Odd rows take their
+    // parts in another order, so that two rows of a whole number of banks do not wait for each other.
+    __device__ __forceinline__ void load_copied(const float* row, uint32_t cols, uint32_t part, bool odd) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            float4 x[2];
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const uint32_t c = 16 * (i + (odd ? 1 - n : n)) + 4 * part;
+                x[n] = c < cols ? *(const float4*)(row + c) : make_float4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const float4 own = odd ? x[1 - n] : x[n];
+                v[i + n][0] = own.x; v[i + n][1] = own.y; v[i + n][2] = own.z; v[i + n][3] = own.w;
+            }
+        }
+    }
+    __device__ __forceinline__ void store_copied(float* row, uint32_t cols, uint32_t part, bool odd) const {
+#pragma unroll
+        for (int i = 0; i < N; i += 2)
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const uint32_t c = 16 * (i + (odd ? 1 - n : n)) + 4 * part;
+                float own[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) own[j] = odd ? v[i + 1 - n][j] : v[i + n][j];
+                if (c < cols) *(float4*)(row + c) = make_float4(own[0], own[1], own[2], own[3]);
+            }
     }
     // What is left of each column: `left` has N * 16 numbers.
     __device__ __forceinline__ void fade(const float* left, uint32_t part) {
@@ -122,9 +158,15 @@ template <int N> struct RowPart {
     // The same of k and q as the convolution leaves them: with the delta rule, they have still to be divided by their lengths. The
     // four threads work out what they need of k and q for themselves, so nobody waits for another warp.
     template <bool DELTA> __device__ __forceinline__ float raw_token(const float* k, const float* q, float value, Change change, float q_scale, float skip, uint32_t part) {
-        enum { WITH_K, WITH_Q, KQ, KK, QQ, SUMS };
-        float sums[SUMS][2] = {};
+        RawSums sums;
         float keys[N][4];
+        add_up<DELTA, true, true>(sums, k, q, part, keys);
+        return raw_token<DELTA>(sums, keys, value, change, q_scale, skip);
+    }
+    // In two halves. Sums of products of the row of S, and those of k and q alone, which all rows have alike. Whole warps call it.
+    template <bool DELTA, bool OF_ROW, bool OF_PAIR> __device__ __forceinline__ void add_up(RawSums& of, const float* k, const float* q, uint32_t part, float (&keys)[N][4]) const {
+        constexpr bool WANTED[RawSums::COUNT] = {OF_ROW && DELTA, OF_ROW, OF_PAIR, OF_PAIR && DELTA, OF_PAIR && DELTA};
+        float sums[RawSums::COUNT][2] = {};
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float queries[4];
@@ -132,29 +174,28 @@ template <int N> struct RowPart {
             read_four(q, i, part, queries);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                auto add = [&](int to, float x, float y) { sums[to][j & 1] = __fmaf_rn(x, y, sums[to][j & 1]); };
-                add(WITH_Q, v[i][j], queries[j]);
-                add(KQ, keys[i][j], queries[j]);
-                if constexpr (DELTA) {
-                    add(WITH_K, v[i][j], keys[i][j]);
-                    add(KK, keys[i][j], keys[i][j]);
-                    add(QQ, queries[j], queries[j]);
-                }
+                const float x[RawSums::COUNT] = {v[i][j], v[i][j], keys[i][j], keys[i][j], queries[j]};
+                const float y[RawSums::COUNT] = {keys[i][j], queries[j], queries[j], keys[i][j], queries[j]};
+#pragma unroll
+                for (int n = 0; n < RawSums::COUNT; n++)
+                    if (WANTED[n]) sums[n][j & 1] = __fmaf_rn(x[n], y[n], sums[n][j & 1]);
             }
         }
-        float sum[SUMS];
 #pragma unroll
-        for (int n = 0; n < SUMS; n++) sum[n] = __fadd_rn(sums[n][0], sums[n][1]);
+        for (int n = 0; n < RawSums::COUNT; n++)
+            if (WANTED[n]) of.sum[n] = __fadd_rn(sums[n][0], sums[n][1]);
 #pragma unroll
         for (int o = 1; o < 4; o <<= 1)
 #pragma unroll
-            for (int n = 0; n < SUMS; n++)
-                if (DELTA || n == WITH_Q || n == KQ) sum[n] = __fadd_rn(sum[n], __shfl_xor_sync(~0u, sum[n], o));
-        float left = value, with_q = sum[WITH_Q], kq = sum[KQ], k_factor = 1.0f;
+            for (int n = 0; n < RawSums::COUNT; n++)
+                if (WANTED[n]) of.sum[n] = __fadd_rn(of.sum[n], __shfl_xor_sync(~0u, of.sum[n], o));
+    }
+    template <bool DELTA> __device__ __forceinline__ float raw_token(const RawSums& of, const float (&keys)[N][4], float value, Change change, float q_scale, float skip) {
+        float left = value, with_q = of.sum[RawSums::WITH_Q], kq = of.sum[RawSums::KQ], k_factor = 1.0f;
         if constexpr (DELTA) {
-            k_factor = rsqrtf(__fadd_rn(sum[KK], 1e-6f));
-            const float q_factor = __fmul_rn(q_scale, rsqrtf(__fadd_rn(sum[QQ], 1e-6f)));
-            left = __fmaf_rn(-change.decay, __fmul_rn(sum[WITH_K], k_factor), value);
+            k_factor = rsqrtf(__fadd_rn(of.sum[RawSums::KK], 1e-6f));
+            const float q_factor = __fmul_rn(q_scale, rsqrtf(__fadd_rn(of.sum[RawSums::QQ], 1e-6f)));
+            left = __fmaf_rn(-change.decay, __fmul_rn(of.sum[RawSums::WITH_K], k_factor), value);
             with_q = __fmul_rn(with_q, q_factor);
             kq = __fmul_rn(__fmul_rn(kq, q_factor), k_factor);
         }

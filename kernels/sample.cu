@@ -136,9 +136,16 @@ extern "C" __global__ void __launch_bounds__(256) best(const __grid_constant__ S
             }
         }
     } else {
-        for (uint32_t i = first; i < a.n_vocab; i += stride) {
-            float w = logits[i];
-            if (better(w, i, v, id)) { v = w; id = i; }
+        constexpr uint32_t AHEAD = 8;
+        for (uint32_t start = first; start < a.n_vocab; start += AHEAD * stride) {
+            float w[AHEAD];
+#pragma unroll
+            for (uint32_t j = 0; j < AHEAD; j++) w[j] = start + j * stride < a.n_vocab ? logits[start + j * stride] : 0.0f;
+#pragma unroll
+            for (uint32_t j = 0; j < AHEAD; j++) {
+                const uint32_t i = start + j * stride;
+                if (i < a.n_vocab && better(w[j], i, v, id)) { v = w[j]; id = i; }
+            }
         }
     }
     warp_best(v, id);

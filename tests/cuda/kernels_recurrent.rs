@@ -51,7 +51,7 @@ const fn case(delta: bool, heads: usize, per_key: usize, rows: usize, cols: usiz
     }
 }
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 10] = [
     case(true, 6, 2, 20, 12),
     case(true, 4, 2, 128, 128),
     case(true, 2, 1, 256, 256),
@@ -59,6 +59,9 @@ const CASES: [Case; 8] = [
         width: 3,
         ..case(true, 3, 3, 7, 10)
     },
+    // More rows than threads of a block.
+    case(true, 3, 1, 144, 32),
+    case(false, 4, 2, 160, 64),
     case(false, 6, 3, 24, 16),
     case(false, 4, 4, 64, 128),
     case(false, 2, 2, 64, 256),
@@ -233,16 +236,18 @@ fn set_position(device: &Device, position: u32) {
     device.session.write(0, &[session]).unwrap();
 }
 
-/// The outputs of a step in a batch of sessions that stand where this one does: so many that no two
+/// The outputs and the state of a step in a batch of sessions that stand where this one does: so many that no two
 /// blocks share a head.
-fn step_in_batch(case: Case, device: &Device, args: &args::Recurrent) -> Vec<f32> {
+fn step_in_batch(case: Case, device: &Device, args: &args::Recurrent) -> [Vec<f32>; 2] {
     let batch = (kernels().multiprocessors() as usize).div_ceil(case.heads);
     let floats = device.fixed.bytes() / 4;
     let mut fixed: Vec<f32> = download(&device.fixed, floats);
     let floats = floats.next_multiple_of(64);
     fixed.resize(floats, 0.0);
     let position = download::<args::Session>(&device.session, 1)[0].position;
-    let all = upload(&fixed.repeat(batch));
+    let used = device.fixed.bytes() / 4;
+    let fixed = fixed.repeat(batch);
+    let all = upload(&fixed);
     let sessions: Vec<args::Session> = (0..batch)
         .map(|i| args::Session {
             fixed: all.address() + (i * floats * 4) as u64,
@@ -265,14 +270,51 @@ fn step_in_batch(case: Case, device: &Device, args: &args::Recurrent) -> Vec<f32
         in_stride: 0,
         ..*args
     };
-    with_stream(|stream| unsafe {
-        kernels()
-            .recurrent_step(stream, &args, (batch as u32, false))
-            .unwrap()
-    });
+    let step = |args: &args::Recurrent| {
+        with_stream(|stream| unsafe {
+            kernels()
+                .recurrent_step(stream, args, (batch as u32, false))
+                .unwrap()
+        });
+    };
+    step(&args);
     let got: Vec<f32> = download(&out, batch * values);
     assert!(got.chunks(values).all(|row| row == &got[..values]));
-    got[..values].to_vec()
+    let state: Vec<f32> = download(&all, batch * floats);
+    let mut states = state.chunks(floats).map(|state| &state[..used]);
+    assert!(states.all(|of| of == &state[..used]));
+    if kernels().rounds_recurrence(&args, (batch as u32, false)) {
+        all.write(0, &fixed).unwrap();
+        let (q8, scales) = (poisoned(batch * values), poisoned(batch * values / 8));
+        step(&args::Recurrent {
+            q8: q8.address(),
+            q8_scale: scales.address(),
+            out: 0,
+            ..args
+        });
+        let (want_q8, want_scales) = (poisoned(batch * values), poisoned(batch * values / 8));
+        let quantize = args::QuantizeInput {
+            x: out.address(),
+            q8: want_q8.address(),
+            q8_scale: want_scales.address(),
+            x_stride: values as u32,
+            len: values as u32,
+            groups: values as u32 / 32,
+            source: args::Source::Copy as u32,
+            ..Default::default()
+        };
+        with_stream(|stream| unsafe {
+            kernels()
+                .quantize_input(stream, &quantize, batch as u32)
+                .unwrap()
+        });
+        let bytes = |b: &Buffer| download::<u8>(b, b.bytes());
+        assert_eq!(bytes(&q8), bytes(&want_q8), "rounded outputs");
+        assert_eq!(bytes(&scales), bytes(&want_scales), "scales");
+    } else {
+        assert!(case.rows % 32 != 0 || case.cols > 128, "not rounded");
+    }
+    [got[..values].to_vec(), state[..used].to_vec()]
 }
 
 fn is_right(case: Case) {
@@ -353,8 +395,10 @@ fn is_right(case: Case) {
             }
         });
         let got: Vec<f32> = download(&out, count * case.heads * case.rows);
-        if let Some(in_batch) = in_batch {
-            assert_eq!(got, in_batch, "at {position}: others in the batch matter");
+        if let Some([out, state]) = in_batch {
+            assert_eq!(got, out, "at {position}: others in the batch matter");
+            let alone: Vec<f32> = download(&device.fixed, device.fixed.bytes() / 4);
+            assert!(alone == state, "at {position}: another state in a batch");
         }
         let want: Vec<f64> = want.iter().flat_map(|w| w[which].clone()).collect();
         let error = relative_error(&got, &want);

@@ -69,7 +69,7 @@ typedef struct { u64 ring, out; u32 ring_rows, first, width, out_stride; } Gathe
 typedef struct { u64 sessions, x, out, norms[6]; u32 x_stride, out_stride, len, half, normed, padding; } Join;
 typedef struct { u64 known, place_of, logits; u32 n_known, n_vocab; } Spread;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
-typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated; float beta_scale; u64 steps, gates; u32 strides[2]; float floor; u32 padding; } Recurrent;
+typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated; float beta_scale; u64 steps, gates; u32 strides[2]; float floor; u32 padding; u64 rounded[2]; } Recurrent;
 typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
 typedef struct { u64 a, b; u32 rank, at, a_type, b_type; float scale; u32 padding; } Pair;
 typedef struct { u32 end, linear, first, run, step; } Piece;
@@ -567,7 +567,7 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
             if (a->prefill) append(e, &a->layout, s, e->tokens[r], s->position + r, e->added[0], r, gy);
             else append(e, &a->layout, s, s->token, s->position, e->added[r], r, gy);
         }
-    } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_chain_") || starts(f->name, "recurrent_scan_")) {
+    } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_batch_") || starts(f->name, "recurrent_chain_") || starts(f->name, "recurrent_scan_")) {
         const Recurrent *a = args;
         Fixed x = {a->state_offset, a->state_offset + a->matrix_offset, a->channels, a->width, 1};
         recur(e, x, a->a[0], starts(f->name, "recurrent_scan_"), a->count, gy, starts(f->name, "recurrent_chain_"));

@@ -164,6 +164,15 @@ void bulk_prefetch(const void* from, uint32_t bytes) {
     if (bytes == 0 || (bytes | (uintptr_t)from) % 16) fail("a prefetch of wrong size or alignment");
 }
 
+void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+    if (bytes == 0 || (from | bytes | (uintptr_t)to) % 16 || from + bytes > SHARED_BYTES) return fail("a store of wrong size or alignment");
+    thread->stores.push_back({(uint8_t*)to, thread->block->shared + from, bytes});
+}
+void bulk_stores_read() {
+    for (const Piece& p : thread->stores) memcpy(p.to, p.from, p.bytes);
+    thread->stores.clear();
+}
+
 void copy_in_group(uint32_t to, const void* from, uint32_t bytes) {
     if ((to | (uintptr_t)from) % bytes || to + bytes > SHARED_BYTES) return fail("a copy of wrong alignment");
     thread->groups.back().push_back(on_its_way(to, from, bytes));
@@ -247,6 +256,9 @@ std::string run(uint32_t n_blocks, uint32_t n_threads, uint32_t seed, const std:
         }
     }
     if (wrong.empty() && !copies.empty()) wrong = "copies are under way when it ends";
+    for (const Block& b : blocks)
+        for (const Thread& t : b.threads)
+            if (wrong.empty() && !t.stores.empty()) wrong = "a block ends before its stores have been read";
     munmap(stacks, bytes);
     return wrong;
 }

@@ -70,6 +70,9 @@ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 void copy(uint32_t to, const void* from, uint32_t bytes);
 void arrive_copied(uint32_t barrier);
 void bulk_prefetch(const void* from, uint32_t bytes);
+// Read when the thread waits for it, and no sooner.
+void bulk_store(void* to, uint32_t from, uint32_t bytes);
+void bulk_stores_read();
 // Another block of the cluster: a word to its shared memory, which a barrier there counts.
 void store_remote(uint32_t block, uint32_t to, uint32_t word, uint32_t barrier);
 // Done when the thread waits for its group, and no sooner; nothing to copy from stands for zeros.
@@ -91,6 +94,7 @@ struct emulator::Thread {
     jmp_buf place;
     std::vector<Piece> pieces;  // not yet handed over to `arrive_copied`
     std::deque<std::vector<Piece>> groups = {{}};  // the last one has no end yet
+    std::vector<Piece> stores;  // not yet read
     bool begun = false, done = false;
     // What it waits for, so that it need not be asked.
     const Meeting* meeting = nullptr;

@@ -70,6 +70,8 @@ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
 }
 inline void bulk_copy_once(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }
 inline void bulk_prefetch(const void* from, uint32_t bytes) { emulator::bulk_prefetch(from, bytes); }
+inline void bulk_store_once(void* to, uint32_t from, uint32_t bytes) { emulator::bulk_store(to, from, bytes); }
+inline void bulk_stores_read() { emulator::bulk_stores_read(); }
 inline void copy_piece(uint32_t to, const void* from) { emulator::copy(to, from, 16); }
 inline void copy_word(uint32_t to, const void* from) { emulator::copy(to, from, 4); }
 inline void barrier_arrive_copied(uint32_t barrier) { emulator::arrive_copied(barrier); }

@@ -73,8 +73,12 @@ void compare(const char* name, size_t floats, const Used& used, size_t outputs, 
 
 struct Shape { uint32_t heads, per_key, rows, cols, width; bool delta, normed, tiled; };
 
+// How a step is made: by a block for each head, by several, or by a block that copies the head's state.
+enum Form { ALONE, SHARED, COPIED };
+constexpr const char* NAMES[] = {"recurrent", "recurrent, shared", "recurrent, copied"};
+
 // With `channels`, each column has a step of its own; with a floor for odd positions.
-void recurrent(const Shape& shape, uint32_t position, bool shared, bool of_channels) {
+void recurrent(const Shape& shape, uint32_t position, Form form, bool of_channels) {
     const uint32_t keys = shape.heads / shape.per_key, values = shape.heads * shape.rows;
     const uint32_t channels = 2 * keys * shape.cols + values, stride = channels + values + 2 * shape.heads + 3;
     const uint32_t ring = (channels * shape.width + 63) / 64 * 64;
@@ -115,8 +119,10 @@ void recurrent(const Shape& shape, uint32_t position, bool shared, bool of_chann
         of.input = input + (size_t)row * stride;
         of.out = out + (size_t)row * values;
         if (of_channels) of.steps = steps + (size_t)row * a.steps_stride, of.gates = gates + (size_t)row * values;
+        const bool shared = form == SHARED;
         const uint32_t blocks = shared ? STEP_BLOCKS : 1;
-        run("recurrent", shape.heads * blocks, STEP_THREADS / blocks, blocks, [&] {
+        if (form == COPIED && !chain) return run(NAMES[form], shape.heads, BATCH_THREADS, 1, [&] { shape.delta ? recurrent_batch_delta(of) : recurrent_batch_plain(of); });
+        run(NAMES[form], shape.heads * blocks, STEP_THREADS / blocks, blocks, [&] {
             if (of_channels && shared) chain ? recurrent_chain_shared_channels(of) : recurrent_step_shared_channels(of);
             else if (of_channels) chain ? recurrent_chain_channels(of) : recurrent_step_channels(of);
             else if (shared) chain ? recurrent_chain_shared_128(of) : recurrent_step_shared_128(of);
@@ -124,7 +130,7 @@ void recurrent(const Shape& shape, uint32_t position, bool shared, bool of_chann
         });
     };
     auto used = [&](size_t i) { return i < channels * shape.width || i >= ring; };
-    compare(shared ? "recurrent, shared" : "recurrent", ring + (size_t)values * shape.cols, used, values, position, out, layer);
+    compare(NAMES[form], ring + (size_t)values * shape.cols, used, values, position, out, layer);
 }
 
 void short_convolution(uint32_t channels, uint32_t width, uint32_t position) {
@@ -197,13 +203,15 @@ int main() {
         // More rows than threads take at a time, and columns that do not divide.
         {2, 1, 150, 18, 3, true, false, false},
         {4, 4, 64, 16, 4, false, false, false},
+        {2, 1, 150, 20, 4, true, true, false},
         {2, 2, 6, 7, 6, false, true, false},
     };
     for (const Shape& shape : shapes)
         for (uint32_t position : {0u, 2u, 37u})
-            for (bool shared : {false, true}) {
-                recurrent(shape, position, shared, false);
-                if (shape.delta) recurrent(shape, position, shared, true);
+            for (Form form : {ALONE, SHARED, COPIED}) {
+                if (form == COPIED && (shape.width != 4 || shape.cols % 4)) continue;
+                recurrent(shape, position, form, false);
+                if (shape.delta && form != COPIED) recurrent(shape, position, form, true);
             }
     for (uint32_t position : {0u, 1u, 50u}) {
         short_convolution(150, 3, position);

@@ -122,6 +122,8 @@ kernels! {
         /// A token of each session, or with `chains` of rows that may go on from each other. Several blocks share a head where `shared`.
         RecurrentStep { chains: bool, shared: bool, state: StateKind } => ("recurrent", format!(
             "recurrent_{}{}_{}", if chains { "chain" } else { "step" }, if shared { "_shared" } else { "" }, state.name()));
+        /// A token of each of many sessions, by bulk copies.
+        RecurrentBatch { delta: bool } => ("recurrent", format!("recurrent_batch_{}", if delta { "delta" } else { "plain" }));
         RecurrentScan { state: StateKind } => ("recurrent", format!("recurrent_scan_{}", state.name()));
     }
 }
@@ -300,6 +302,7 @@ mod tests {
             all.extend([FlashWgmma { dim }, FlashTextsWgmma { dim }]);
         }
         all.extend([16, 64].map(|outputs| HeadProduct { outputs }));
+        all.extend([false, true].map(|delta| RecurrentBatch { delta }));
         for state in [
             StateKind::Columns(128),
             StateKind::Columns(256),

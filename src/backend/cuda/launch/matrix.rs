@@ -161,6 +161,13 @@ pub struct Forms {
     pub f16: bool,
 }
 
+impl Forms {
+    /// Whether int8 is all.
+    pub fn is_q8(self) -> bool {
+        self.q8 && !self.f32 && !self.f16
+    }
+}
+
 /// Addresses of a product's input rows, in the forms that were written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inputs {

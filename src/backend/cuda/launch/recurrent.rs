@@ -1,8 +1,8 @@
 //! Launches of the kernels of mixers with a state of fixed size.
 
 use super::args::{
-    self, CONV_ROWS, SCAN_CHANNELS, SCAN_ROWS, SCAN_TOKENS, STEP_BLOCKS, STEP_CHANNELS,
-    STEP_THREADS,
+    self, BATCH_COLS, BATCH_PIECES, BATCH_ROWS, BATCH_THREADS, CONV_ROWS, SCAN_CHANNELS, SCAN_ROWS,
+    SCAN_TOKENS, STEP_BLOCKS, STEP_CHANNELS, STEP_THREADS,
 };
 use super::kernel_id::{KernelId, StateKind};
 use super::kernels::Kernels;
@@ -17,6 +17,14 @@ pub const MAX_ROWS: u32 = 1024;
 pub const MAX_WIDTH: u32 = CONV_ROWS;
 /// Numbers of columns that the kernels are made for; others take the next larger one.
 const COLS: [u32; 2] = [128, args::MAX_COLS];
+
+/// Shared memory of a block of a batch, at most: three of them fit a multiprocessor.
+const BATCH_SHARED: u32 = 72 << 10;
+
+/// What it is: a head's state, and two numbers for each of its rows.
+fn batch_shared(args: &args::Recurrent) -> u32 {
+    args.rows * (args.cols + 2) * 4
+}
 
 /// Shared memory of a scan: two batches of keys, queries and values.
 fn scan_shared(state: StateKind) -> usize {
@@ -54,7 +62,38 @@ impl Kernels {
             }
             self.find(KernelId::RecurrentScan { state }, scan_shared(state))?;
         }
+        if self.has_clusters() {
+            for delta in [false, true] {
+                self.find(KernelId::RecurrentBatch { delta }, BATCH_SHARED as usize)?;
+            }
+        }
         Ok(())
+    }
+
+    /// Whether several blocks share a head where they can. In a full batch, what all of them do costs more than their number gains. Of a
+    /// chain, all rows are one block's work.
+    fn shares_heads(&self, args: &args::Recurrent, (batch, chains): (u32, bool)) -> bool {
+        chains || args.heads * batch < self.multiprocessors()
+    }
+
+    /// Whether bulk copies bring the states of such a step.
+    fn copies_states(&self, args: &args::Recurrent, rows: (u32, bool)) -> bool {
+        let whole = |bytes: u64| bytes.is_multiple_of(16);
+        self.has_clusters()
+            && !self.shares_heads(args, rows)
+            && args.steps == 0
+            && args.width == 4
+            && args.cols.is_multiple_of(4)
+            && args.cols <= BATCH_COLS
+            && args.rows <= BATCH_ROWS * BATCH_PIECES
+            && whole(args.state_offset)
+            && whole(args.matrix_offset)
+            && batch_shared(args) <= BATCH_SHARED
+    }
+
+    /// Whether such a step can round its outputs itself.
+    pub fn rounds_recurrence(&self, args: &args::Recurrent, rows: (u32, bool)) -> bool {
+        args.rows.is_multiple_of(32) && self.copies_states(args, rows)
     }
 
     /// One token of each of `batch` sessions: convolution, state, outputs, and their norm if it is of
@@ -69,9 +108,15 @@ impl Kernels {
         args: &args::Recurrent,
         (batch, chains): (u32, bool),
     ) -> Result<()> {
-        // In a full batch, what all blocks of a head do costs more than their number gains. Of a chain, all rows are one block's work.
-        let few = chains || args.heads * batch < self.multiprocessors();
-        let is_shared = self.has_clusters() && few;
+        if self.copies_states(args, (batch, chains)) {
+            let id = KernelId::RecurrentBatch {
+                delta: args.delta != 0,
+            };
+            let (grid, shared) = ((args.heads, batch, 1), batch_shared(args) as usize);
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+            return unsafe { self.launch(stream, id, grid, BATCH_THREADS, shared, args) };
+        }
+        let is_shared = self.has_clusters() && self.shares_heads(args, (batch, chains));
         let id = KernelId::RecurrentStep {
             chains,
             shared: is_shared,

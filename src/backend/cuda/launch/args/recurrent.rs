@@ -11,6 +11,18 @@ pub const STEP_THREADS: u32 = 512;
 /// Blocks that share these and the rows where that is faster.
 pub const STEP_BLOCKS: u32 = 4;
 
+/// Threads of a head where its state is copied in bulk.
+pub const BATCH_THREADS: u32 = 128;
+
+/// Most columns of such a state.
+pub const BATCH_COLS: u32 = 128;
+
+/// Rows of it that are copied together, one for four threads.
+pub const BATCH_ROWS: u32 = BATCH_THREADS / 4;
+
+/// Most such pieces.
+pub const BATCH_PIECES: u32 = 16;
+
 /// Rows of a chunk that a block of a convolution takes.
 pub const CONV_ROWS: u32 = 32;
 
@@ -96,6 +108,10 @@ pub struct Recurrent {
     pub gates_stride: u32,
     pub floor: f32,
     pub padding: u32,
+    /// Where not NULL, a step of many sessions has its outputs there instead, as int8 with a scale for 32 of them:
+    /// `[rows of input][heads * rows]` and `[rows of input][heads * rows / 32]`.
+    pub q8: Ptr<i8>,
+    pub q8_scale: Ptr<f32>,
 }
 
 /// `GatedNormArgs`.
@@ -182,7 +198,7 @@ pub struct Selective {
 }
 
 const _: () = {
-    assert!(size_of::<Recurrent>() == 216);
+    assert!(size_of::<Recurrent>() == 232);
     assert!(size_of::<GatedNorm>() == 56);
     assert!(size_of::<ShortConv>() == 72);
     assert!(size_of::<Selective>() == 144);

@@ -4,7 +4,7 @@
 use crate::backend::Work;
 use crate::backend::cuda::driver::arena::Arena;
 use crate::backend::cuda::launch::args::{self, MAX_COLS};
-use crate::backend::cuda::launch::matrix::Matrix;
+use crate::backend::cuda::launch::matrix::{Inputs, Matrix};
 use crate::backend::cuda::launch::product::RowInput;
 use crate::backend::cuda::launch::recurrent::{MAX_CHANNELS, MAX_ROWS, MAX_WIDTH};
 use crate::backend::cuda::launch::span::Span;
@@ -496,6 +496,20 @@ impl StepOperations<'_> {
         }
     }
 
+    /// Where a recurrence writes its outputs as the input of the last product, if it can.
+    fn rounded_by(
+        &self,
+        args: &args::Recurrent,
+        in_step: &InStep,
+        output: &Matrix,
+    ) -> Option<Inputs> {
+        let forms = self.forms(output);
+        let whole = matches!(in_step, InStep::Step) && args.heads * args.rows == output.groups * 32;
+        let rows = (self.batch, self.share_caches());
+        let rounds = whole && forms.is_q8() && self.eval.kernels.rounds_recurrence(args, rows);
+        rounds.then(|| self.buffers.at().inputs.only(forms))
+    }
+
     /// From the outputs of the first product to the input of the last.
     pub(in crate::backend::cuda) fn recurrence(&self, plan: &RecurrentPlan) -> Result<RowInput> {
         let (e, at) = (&self.eval, self.buffers.at());
@@ -525,8 +539,17 @@ impl StepOperations<'_> {
                         ];
                         args = of_channels(args, c.first, both);
                     }
-                    e.kernels
-                        .recurrent_step(e.stream, &args, (self.batch, self.share_caches()))?;
+                    let rows = (self.batch, self.share_caches());
+                    let rounded = self.rounded_by(&args, in_step, &plan.output);
+                    if let Some(inputs) = rounded {
+                        args.q8 = inputs.q8;
+                        args.q8_scale = inputs.q8_scale;
+                    }
+                    e.kernels.recurrent_step(e.stream, &args, rows)?;
+                    if let Some(inputs) = rounded {
+                        self.mark(Work::Attention, plan.state_bytes)?;
+                        return Ok(RowInput::Rounded(inputs));
+                    }
                     if let InStep::Product(norm) = in_step {
                         by_product = Some(*norm);
                     }
