@@ -165,6 +165,27 @@ struct ExpertsUpArgs {
     Activation activation;
 };
 
+// The router's product with one row, and beside it the gates and ups of the shared expert.
+struct RouterSharedArgs {
+    RouterArgs router;
+    // Rows of the gate, then of up; or of up alone.
+    const uint8_t* matrix;
+    // `[rows]`.
+    float* out;
+    ExpertSlices slices;
+    // 1: both.
+    uint32_t gated;
+    // Of each.
+    uint32_t rows;
+    // Blocks that have the router's rows; the others share those of the expert.
+    uint32_t router_blocks;
+    ExpertShare share;
+    // Of all warps.
+    uint32_t ring_bytes;
+    Activation activation;
+    uint32_t padding;
+};
+
 struct ExpertsDownArgs {
     const uint8_t* matrix;
     // `[n_experts * rows]` or NULL.
@@ -177,6 +198,8 @@ struct ExpertsDownArgs {
     const float* x;
     // `[rows]`: outputs of the shared expert, or NULL.
     const float* shared;
+    // Or its matrix, as wide as those of the others; `x` has its input behind theirs.
+    const uint8_t* shared_matrix;
     // `[rows]`, or NULL.
     const float* base;
     // `[rows]` = base + scale * sum; may be `base`.
@@ -327,7 +350,8 @@ static_assert(sizeof(RouterArgs) == 96);
 static_assert(sizeof(RoutePairsArgs) == 96);
 static_assert(sizeof(ExpertSlices) == 24);
 static_assert(sizeof(ExpertsUpArgs) == 192);
-static_assert(sizeof(ExpertsDownArgs) == 120);
+static_assert(sizeof(ExpertsDownArgs) == 128);
+static_assert(sizeof(RouterSharedArgs) == 176);
 static_assert(sizeof(ExpertsRowsArgs) == 152);
 static_assert(sizeof(SortArgs) == 64);
 static_assert(sizeof(ExpertMatvecArgs) == 184);

@@ -4,9 +4,8 @@
 // many rows, pairs are sorted by expert into slots, so that products take an expert's rows together.
 #include "args_experts.h"
 #include "expert_tiles.cuh"
-#include "norm.cuh"
-#include "quantize.cuh"
 #include "route.cuh"
+#include "router.cuh"
 
 // Grid (rows), a warp each.
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
@@ -17,93 +16,12 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     write_choice(a, blockIdx.x, memory);
 }
 
-// The router's product, in f32. A row is cut into parts of PART elements: each lane adds the products of every 32nd
-// four of them in ascending order, the lanes are added in a butterfly, then the parts in ascending order, then the bias. So a
-// prompt goes where its tokens go one by one.
-constexpr uint32_t PART = 1024;
-
-// A lane's share of a part of a row.
-struct PartOfRow {
-    float4 v[PART / 128];
-    __device__ __forceinline__ void load(const float* row, uint32_t part, uint32_t width) {
-#pragma unroll
-        for (uint32_t i = 0; i < PART / 128; i++) {
-            const uint32_t at = part * PART + i * 128 + (threadIdx.x & 31) * 4;
-            v[i] = at < width ? *(const float4*)(row + at) : make_float4(0, 0, 0, 0);
-        }
-    }
-    __device__ __forceinline__ float times(const PartOfRow& x) const {
-        float sum = 0.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < PART / 128; i++) {
-            sum = __fmaf_rn(v[i].x, x.v[i].x, sum);
-            sum = __fmaf_rn(v[i].y, x.v[i].y, sum);
-            sum = __fmaf_rn(v[i].z, x.v[i].z, sum);
-            sum = __fmaf_rn(v[i].w, x.v[i].w, sum);
-        }
-        return sum;
-    }
-};
-
-// Four elements of router_row's input, from `at` on. The last block, which may have least to do, rounds them, too. Whole warps call it.
-__device__ __forceinline__ void keep(const RouterArgs& a, float* x, uint32_t at, const float (&r)[4]) {
-    if (at < a.width) *(float4*)(x + at) = make_float4(r[0], r[1], r[2], r[3]);
-    if (blockIdx.x + 1 < gridDim.x) return;
-    const PackedValues p = pack_q8(r);
-    if (at >= a.width) return;
-    *(uint32_t*)(a.q8 + at) = p.q;
-    if (at % 32 == 0) a.q8_scale[at / 32] = p.scale;
-}
-
-// Scores of one row, whose norm each block makes for itself; as many threads as a norm of its own has. A warp takes a part of
-// a row of the matrix at a time. Shared memory: the row, and the sums of the parts.
-extern "C" __global__ void __launch_bounds__(ROUTER_WARPS * 32) router_row(const __grid_constant__ RouterArgs a) {
+// Scores of one row (router.cuh). Dynamic shared memory: the row, and the sums of the parts.
+extern "C" __global__ void __launch_bounds__(ROUTER_THREADS) router_row(const __grid_constant__ RouterArgs a) {
     DYNAMIC_SHARED(shared);
     struct Static { float scratch[32]; };
     STATIC_SHARED(Static, m);
-    float *const x = (float*)shared, *const sums = x + a.width;
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const uint32_t first = blockIdx.x * a.per_block, rows = min(a.per_block, a.matrix_rows - first);
-    const uint32_t parts = (a.width + PART - 1) / PART, items = rows * parts;
-    PartOfRow w;
-    auto load = [&](uint32_t item) { w.load(a.matrix + (uint64_t)(first + item / parts) * a.width, item % parts, a.width); };
-    if (warp < items) load(warp);
-    if (a.norm.weight) {
-        NormRowOf<4, ROUTER_WARPS * 32> norm;
-        norm.load_weights(a.norm, a.width);
-        wait_for_producers();
-        norm.load(a.x, a.width);
-        norm.sum<true>(a.norm, a.width, a.inverse_len, m.scratch);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (norm.place(i) - lane * 4 >= a.width) break;
-            float r[4];
-            norm.values(a.norm, i, a.width, r);
-            keep(a, x, norm.place(i), r);
-        }
-    } else {
-        wait_for_producers();
-        for (uint32_t i = threadIdx.x * 4; i - lane * 4 < a.width; i += ROUTER_WARPS * 128) {
-            const float4 v = i < a.width ? __ldcg((const float4*)(a.x + i)) : make_float4(0, 0, 0, 0);
-            const float r[4] = {v.x, v.y, v.z, v.w};
-            keep(a, x, i, r);
-        }
-    }
-    release_dependents();
-    __syncthreads();
-    for (uint32_t item = warp; item < items; item += ROUTER_WARPS) {
-        if (item != warp) load(item);
-        PartOfRow its;
-        its.load(x, item % parts, a.width);
-        const float sum = warp_sum(w.times(its));
-        if (lane == 0) sums[item] = sum;
-    }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < rows; i += ROUTER_WARPS * 32) {
-        float v = sums[i * parts];
-        for (uint32_t p = 1; p < parts; p++) v = __fadd_rn(v, sums[i * parts + p]);
-        a.out[first + i] = a.bias ? __fadd_rn(v, a.bias[first + i]) : v;
-    }
+    scores_of_row(a, gridDim.x, (float*)shared, m.scratch);
 }
 
 // Scores of rows. Grid (matrix_rows / (SCORE_WARPS * SCORES_AT_ONCE), rows / per_block, both rounded up): a warp keeps parts

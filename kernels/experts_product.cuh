@@ -3,7 +3,8 @@
 //
 // For one session, two kernels: `experts_up`, whose blocks choose the experts from the router's scores, a block for rows
 // of one expert; `experts_down`, whose blocks have the same rows of all experts
-// chosen, and add them up. For several, `experts_rows` does either product for pairs that are sorted by expert, some of
+// chosen, and add them up. An expert for all tokens has its gates and ups beside the router's scores, in `experts_shared`, for which half of
+// the multiprocessors are enough, and its outputs in `experts_down`. For several, `experts_rows` does either product for pairs that are sorted by expert, some of
 // one expert at a time, so that their weights come from memory once.
 //
 // Each warp brings its weights through a ring in shared memory, as in product.cuh. The bits are those of matvec.cuh.
@@ -14,6 +15,7 @@
 #include "matvec.cuh"
 #include "mma.cuh"
 #include "route.cuh"
+#include "router.cuh"
 
 __device__ __forceinline__ uint32_t groups_of(const ExpertSlices& s, uint32_t slice) { return slice + 1 == s.count ? s.last : s.full; }
 __device__ __forceinline__ uint32_t record_of(const ExpertSlices& s, uint32_t slice) { return slice + 1 == s.count ? s.last_bytes : s.full_bytes; }
@@ -159,18 +161,66 @@ struct ExpertRuns {
     __device__ __forceinline__ uint32_t group(uint32_t run) const { return (run >> gated) * slices.full; }
     __device__ __forceinline__ uint32_t stride() const { return groups; }
 };
-// Runs of the rows of all experts chosen.
+// Runs of the rows of all experts chosen, and behind them those of the shared expert's matrix, which has `rows` rows alone.
 struct ChosenRuns {
     const ExpertSlices& slices;
-    const uint8_t* matrix;
+    const uint8_t *matrix, *shared;
     const uint32_t* chosen;
-    uint32_t rows, first_row, groups;
+    uint32_t n_used, rows, first_row, groups;
     __device__ __forceinline__ uint32_t pair(uint32_t run) const { return slices.count == 1 ? run : run / slices.count; }
     __device__ __forceinline__ uint32_t slice(uint32_t run) const { return run - pair(run) * slices.count; }
-    __device__ __forceinline__ const uint8_t* at(uint32_t run) const { return row_at(slices, matrix, slice(run), chosen[pair(run)] * rows + first_row); }
+    __device__ __forceinline__ const uint8_t* at(uint32_t run) const {
+        const uint32_t p = pair(run), s = slice(run);
+        const bool is_shared = p == n_used;
+        const uint64_t all_rows = is_shared ? rows : slices.all_rows;
+        return (is_shared ? shared : matrix) + all_rows * s * slices.full_bytes + (uint64_t)(chosen[p] * rows + first_row) * record_of(slices, s);
+    }
     __device__ __forceinline__ uint32_t group(uint32_t run) const { return pair(run) * groups + slice(run) * slices.full; }
     __device__ __forceinline__ uint32_t stride() const { return 0; }
 };
+
+// Gates and ups of the shared expert, or its ups: as ExpertRuns, of one matrix that has the gates' rows in front of those of ups.
+struct SharedRuns {
+    const ExpertSlices& slices;
+    const uint8_t* matrix;
+    uint32_t gated, rows, first_row;
+    __device__ __forceinline__ uint32_t slice(uint32_t run) const { return run >> gated; }
+    __device__ __forceinline__ const uint8_t* at(uint32_t run) const { return row_at(slices, matrix, run >> gated, (run & gated) * rows + first_row); }
+    __device__ __forceinline__ uint32_t group(uint32_t run) const { return (run >> gated) * slices.full; }
+    __device__ __forceinline__ uint32_t stride() const { return 0; }
+};
+
+// Grid: `router_blocks` for the scores of one row, then those that share the rows of the shared expert; all of them make the norm for themselves.
+// Dynamic shared memory: that of `router_row`, or rings, input and sums.
+template <uint32_t T> __device__ __forceinline__ void experts_shared_body(const RouterSharedArgs& a) {
+    DYNAMIC_SHARED(shared);
+    struct Static { float scratch[32]; };
+    STATIC_SHARED(Static, m);
+    if (blockIdx.x < a.router_blocks) return scores_of_row(a.router, a.router_blocks, (float*)shared, m.scratch);
+    static_assert(ROUTER_WARPS == WARPS, "a block does either");
+    const uint32_t block = blockIdx.x - a.router_blocks, rows = rows_of(a.share, block), row0 = first_of(a.share, block);
+    const Input input{shared + a.ring_bytes, a.router.width / 32};
+    float* sums = input.after();  // [run][row]
+    const SharedRuns runs{a.slices, a.matrix, a.gated, a.rows, row0};
+    ExpertStream<T, SharedRuns> stream(a.slices, runs, a.slices.count << a.gated, rows, shared);
+    router_input(a.router, m.scratch, [&] { stream.fill(); }, [&](uint32_t at, const float (&r)[4]) {
+        const PackedValues p = pack_q8(r);
+        if (at < a.router.width) input.put(at, p);
+    });
+    release_dependents();
+    __syncthreads();
+    stream.template multiply<1>(input, 1, sums);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
+        auto sum = [&](uint32_t half) {
+            float v = sums[half * rows + i];
+            for (uint32_t t = 1; t < a.slices.count; t++) v = __fadd_rn(v, sums[((t << a.gated) + half) * rows + i]);
+            return v;
+        };
+        const float v = sum(0);
+        a.out[row0 + i] = a.gated ? gated(a.activation, v, sum(1)) : activated(a.activation, v);
+    }
+}
 
 // Grid: `blocks` for each pair.
 template <uint32_t T> __device__ __forceinline__ void experts_up_body(const ExpertsUpArgs& a) {
@@ -231,12 +281,13 @@ template <uint32_t T> __device__ __forceinline__ void experts_down_body(const Ex
     struct Static { uint32_t chosen[MAX_USED + 1]; float weights[MAX_USED + 1]; };
     STATIC_SHARED(Static, m);
     const uint32_t rows = rows_of(a.share, blockIdx.x), row0 = first_of(a.share, blockIdx.x);
-    const Input input{shared + a.ring_bytes, a.groups * a.n_used};
+    const uint32_t n_pairs = a.n_used + (a.shared_matrix ? 1 : 0);
+    const Input input{shared + a.ring_bytes, a.groups * n_pairs};
     float* sums = input.after();  // [run][row]
-    const ChosenRuns runs{a.slices, a.matrix, m.chosen, a.rows, row0, a.groups};
-    ExpertStream<T, ChosenRuns> stream(a.slices, runs, a.slices.count * a.n_used, rows, shared);
+    const ChosenRuns runs{a.slices, a.matrix, a.shared_matrix, m.chosen, a.n_used, a.rows, row0, a.groups};
+    ExpertStream<T, ChosenRuns> stream(a.slices, runs, a.slices.count * n_pairs, rows, shared);
     wait_for_producers();
-    if (threadIdx.x < a.n_used) m.chosen[threadIdx.x] = min(__ldcg(a.chosen + threadIdx.x), a.n_experts - 1);
+    if (threadIdx.x <= a.n_used) m.chosen[threadIdx.x] = threadIdx.x < a.n_used ? min(__ldcg(a.chosen + threadIdx.x), a.n_experts - 1) : 0;
     if (threadIdx.x <= a.n_used) m.weights[threadIdx.x] = __ldcg(a.weights + threadIdx.x);
     // What is asked for first comes first.
     input.take(a.x, [&] {
@@ -253,11 +304,11 @@ template <uint32_t T> __device__ __forceinline__ void experts_down_body(const Ex
     for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
         float all = 0.0f;
 #pragma unroll 4
-        for (uint32_t j = 0; j < a.n_used; j++) {
+        for (uint32_t j = 0; j < n_pairs; j++) {
             const float* of = sums + j * a.slices.count * rows + i;
             float v = of[0];
             for (uint32_t t = 1; t < a.slices.count; t++) v = __fadd_rn(v, of[t * rows]);
-            if (a.bias) v = __fadd_rn(v, a.bias[m.chosen[j] * a.rows + row0 + i]);
+            if (a.bias && j < a.n_used) v = __fadd_rn(v, a.bias[m.chosen[j] * a.rows + row0 + i]);
             all = __fmaf_rn(m.weights[j], v, all);
         }
         const bool early = i < WARPS * 32;
@@ -375,13 +426,14 @@ template <uint32_t T> __device__ __forceinline__ void experts_rows_body(const Ex
 
 #endif
 
-// Kernel names: experts_up_<type>, experts_down_<type>, experts_rows_<type>.
+// Kernel names: experts_shared_<type>, experts_up_<type>, experts_down_<type>, experts_rows_<type>.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define EXPERTS_ONE(kind, args, t)                                                                                          \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) experts_##kind##_##t(const __grid_constant__ args a) { \
         experts_##kind##_body<t>(a);                                                                                        \
     }
 #define EXPERTS(t)                           \
+    EXPERTS_ONE(shared, RouterSharedArgs, t)     \
     EXPERTS_ONE(up, ExpertsUpArgs, t)     \
     EXPERTS_ONE(down, ExpertsDownArgs, t) \
     EXPERTS_ONE(rows, ExpertsRowsArgs, t)

@@ -36,6 +36,7 @@ struct ExpertLayer {
     const Mixture& m;
     const uint32_t n_scores;
     const uint8_t *gate, *up, *down;
+    const uint8_t *shared_up = NULL, *shared_down = NULL;
     const float *router, *router_bias = NULL, *gate_bias = NULL, *up_bias = NULL, *down_bias = NULL, *selection = NULL, *scales = NULL, *shared = NULL, *x;
     NormArgs norm{};
     Activation activation{};
@@ -58,7 +59,11 @@ struct ExpertLayer {
         }
         if (m.selection_bias) selection = random_floats(m.n_experts, 0.5f);
         if (!m.normed) scales = random_floats(m.n_experts, 0.3f, 1.0f);
-        if (m.shared) shared = random_floats(m.hidden, 1.0f);
+        if (m.shared) {
+            shared = random_floats(m.hidden, 1.0f);
+            shared_up = random_matrix(m.type, m.hidden / 32, (m.gated ? 2 : 1) * m.n_ff);
+            shared_down = random_matrix(m.type, m.n_ff / 32, m.hidden);
+        }
         if (m.normed) norm = {random_floats(m.hidden, 0.2f, 1.0f), NULL, 1e-5f, 0};
         activation.kind = m.gated ? SILU : RELU_SQUARED;
         x = random_floats(m.rows * m.hidden, 1.0f);
@@ -166,46 +171,38 @@ struct ExpertLayer {
         }
     }
 
-    // Rows of one expert times a row of int8.
-    std::vector<float> times(const uint8_t* matrix, const float* bias, uint32_t expert, uint32_t rows, uint32_t width, const int8_t* values, const float* scales) const {
+    // `rows` rows of a matrix, from its `at`-th so many on, times a row of int8; it has `all` as many.
+    std::vector<float> times(const uint8_t* matrix, uint32_t all, const float* bias, uint32_t at, uint32_t rows, uint32_t width, const int8_t* values, const float* scales) const {
         std::vector<float> out(rows, NAN);
         MatvecArgs a{};
         a.q8 = values;
         a.q8_scale = scales;
         a.groups = width / 32;
         a.batch = 1;
-        const Segment s = {matrix, bias, m.type, m.n_experts * rows, 0, 1, 0, 0};
+        const Segment s = {matrix, bias, m.type, all * rows, 0, 1, 0, 0};
         run(m.name, "one expert's product", 1, WARPS * 32, [&] {
             DYNAMIC_SHARED(shared);
             float* part = (float*)shared;
             bool awaited = true;
             for_type(m.type, [&]<uint32_t T>() {
                 if constexpr (!is_float(T)) {
-                    stream<T, 1, QuantizedPart<T, 1>>(a, s, expert * rows, rows, awaited, part);
+                    stream<T, 1, QuantizedPart<T, 1>>(a, s, at * rows, rows, awaited, part);
                     __syncthreads();
                     const uint32_t slices = slices_of(T, a.groups).count;
                     for (uint32_t j = threadIdx.x; j < rows; j += blockDim.x) {
                         float v = part[j];
                         for (uint32_t t = 1; t < slices; t++) v = __fadd_rn(v, part[t * rows + j]);
-                        out[j] = bias ? __fadd_rn(v, bias[expert * rows + j]) : v;
+                        out[j] = bias ? __fadd_rn(v, bias[at * rows + j]) : v;
                     }
                 }
             });
         });
         return out;
     }
-    // Inner values and outputs of a row's j-th expert.
-    std::pair<std::vector<float>, std::vector<float>> alone(uint32_t r, uint32_t j) const {
-        const uint32_t expert = chosen[r * m.n_used + j];
-        const int8_t* values = q8.data() + r * m.hidden;
-        const float* scales = q8_scale.data() + r * m.hidden / 32;
-        std::vector<float> v = times(up, up_bias, expert, m.n_ff, m.hidden, values, scales);
-        if (m.gated) {
-            const std::vector<float> g = times(gate, gate_bias, expert, m.n_ff, m.hidden, values, scales);
-            for (uint32_t i = 0; i < m.n_ff; i++) v[i] = ::gated(activation, g[i], v[i]);
-        } else {
-            for (float& f : v) f = activated(activation, f);
-        }
+    using Made = std::pair<std::vector<float>, std::vector<float>>;  // inner values and outputs
+    // Of ups, and of gates where there are some.
+    Made made(std::vector<float> v, const std::vector<float>& gates, const uint8_t* matrix, uint32_t all, const float* bias, uint32_t at) const {
+        for (uint32_t i = 0; i < m.n_ff; i++) v[i] = m.gated ? ::gated(activation, gates[i], v[i]) : activated(activation, v[i]);
         std::vector<int8_t> inner(m.n_ff);
         std::vector<float> inner_scale(m.n_ff / 32);
         QuantizeInputArgs p{};
@@ -216,7 +213,19 @@ struct ExpertLayer {
         p.groups = m.n_ff / 32;
         p.source = COPY;
         run(m.name, "int8", 1, 512, [&] { ::quantize_input(p); });
-        return {v, times(down, down_bias, expert, m.hidden, m.n_ff, inner.data(), inner_scale.data())};
+        return {v, times(matrix, all, bias, at, m.hidden, m.n_ff, inner.data(), inner_scale.data())};
+    }
+    // Of a row's j-th expert.
+    Made alone(uint32_t r, uint32_t j) const {
+        const uint32_t expert = chosen[r * m.n_used + j];
+        auto first = [&](const uint8_t* matrix, const float* bias) { return times(matrix, m.n_experts, bias, expert, m.n_ff, m.hidden, q8.data() + r * m.hidden, q8_scale.data() + r * m.hidden / 32); };
+        return made(first(up, up_bias), m.gated ? first(gate, gate_bias) : std::vector<float>(), down, m.n_experts, down_bias, expert);
+    }
+    // Of the shared one.
+    Made of_shared(uint32_t r) const {
+        const uint32_t halves = m.gated ? 2 : 1;
+        auto first = [&](uint32_t half) { return times(shared_up, halves, NULL, half, m.n_ff, m.hidden, q8.data() + r * m.hidden, q8_scale.data() + r * m.hidden / 32); };
+        return made(first(halves - 1), m.gated ? first(0) : std::vector<float>(), shared_down, 1, NULL, 0);
     }
 };
 
@@ -227,9 +236,10 @@ template <uint32_t T> ExpertSlices slices_for(uint32_t groups, uint32_t all_rows
 template <uint32_t T> uint32_t rings() { return WARPS * expert_stages<T>() * expert_stage_rows<T>() * record_bytes(T, 32); }
 bool same(const std::vector<float>& a, const float* b) { return memcmp(a.data(), b, a.size() * 4) == 0; }
 
-template <uint32_t T> void one_session(const ExpertLayer& l, uint32_t r, uint32_t schedule, const std::vector<std::vector<float>>& inner, const std::vector<float>& sum) {
+// Where `beside` has the inner values of the shared expert, the kernels for the others make what it makes.
+template <uint32_t T> void one_session(const ExpertLayer& l, uint32_t r, uint32_t schedule, const std::vector<std::vector<float>>& inner, const std::vector<float>& beside, const std::vector<float>& sum) {
     const Mixture& m = l.m;
-    std::vector<float> scores(l.n_scores, NAN), weights(m.n_used + 1, NAN), ups(m.n_used * m.n_ff, NAN), out(m.hidden, NAN);
+    std::vector<float> scores(l.n_scores, NAN), weights(m.n_used + 1, NAN), ups((m.n_used + 1) * m.n_ff, NAN), out(m.hidden, NAN);
     std::vector<uint32_t> chosen(m.n_used);
     std::vector<int8_t> q8(m.hidden);
     std::vector<float> q8_scale(m.hidden / 32, NAN);
@@ -241,7 +251,25 @@ template <uint32_t T> void one_session(const ExpertLayer& l, uint32_t r, uint32_
     router.q8_scale = q8_scale.data();
     router.rows = 1;
     router.per_block = 7 + schedule;
-    run(m.name, "router of one row", (l.n_scores + router.per_block - 1) / router.per_block, ROUTER_WARPS * 32, [&] { router_row(router); });
+    const uint32_t router_blocks = (l.n_scores + router.per_block - 1) / router.per_block;
+    if (beside.empty()) {
+        run(m.name, "router of one row", router_blocks, ROUTER_THREADS, [&] { router_row(router); });
+    } else {
+        const uint32_t others = 2 + schedule;
+        RouterSharedArgs a{};
+        a.router = router;
+        a.matrix = l.shared_up;
+        a.out = ups.data() + m.n_used * m.n_ff;
+        a.slices = slices_for<T>(m.hidden / 32, (m.gated ? 2 : 1) * m.n_ff);
+        a.gated = m.gated;
+        a.rows = m.n_ff;
+        a.router_blocks = router_blocks;
+        a.share = {m.n_ff / others, m.n_ff % others};
+        a.ring_bytes = rings<T>();
+        a.activation = l.activation;
+        run(m.name, "router and shared expert", router_blocks + others, WARPS * 32, [&] { experts_shared_body<T>(a); });
+        check(same(beside, a.out), m.name, "other inner values of the shared expert");
+    }
     check(same(scores, l.scores.data() + r * l.n_scores), m.name, "other scores of one row");
     ExpertsUpArgs up{};
     up.route = l.route(scores.data(), chosen.data(), weights.data());
@@ -270,7 +298,8 @@ template <uint32_t T> void one_session(const ExpertLayer& l, uint32_t r, uint32_
     down.chosen = chosen.data();
     down.weights = weights.data();
     down.x = ups.data();
-    down.shared = l.shared;
+    if (beside.empty()) down.shared = l.shared;
+    else down.shared_matrix = l.shared_down;
     down.base = router.x;
     down.out = out.data();
     down.groups = m.n_ff / 32;
@@ -382,14 +411,20 @@ int main() {
                 for (uint32_t r = 0; r < 2; r++) {
                     const std::vector<std::vector<float>> its(inner.begin() + r * m.n_used, inner.begin() + (r + 1) * m.n_used);
                     const float* weights = l.weights.data() + r * (m.n_used + 1);
-                    std::vector<float> sum(m.hidden);
-                    for (uint32_t i = 0; i < m.hidden; i++) {
-                        float all = 0.0f;
-                        for (uint32_t j = 0; j < m.n_used; j++) all = fmaf(weights[j], outer[r * m.n_used + j][i], all);
-                        if (l.shared) all = fmaf(weights[m.n_used], l.shared[i], all);
-                        sum[i] = fmaf(0.75f, all, l.x[r * m.hidden + i]);
-                    }
-                    one_session<T>(l, r, r, its, sum);
+                    auto sum = [&](const float* shared) {
+                        std::vector<float> sum(m.hidden);
+                        for (uint32_t i = 0; i < m.hidden; i++) {
+                            float all = 0.0f;
+                            for (uint32_t j = 0; j < m.n_used; j++) all = fmaf(weights[j], outer[r * m.n_used + j][i], all);
+                            if (shared) all = fmaf(weights[m.n_used], shared[i], all);
+                            sum[i] = fmaf(0.75f, all, l.x[r * m.hidden + i]);
+                        }
+                        return sum;
+                    };
+                    one_session<T>(l, r, r, its, {}, sum(l.shared));
+                    if (!m.shared) continue;
+                    const auto [beside, shared] = l.of_shared(r);
+                    one_session<T>(l, r, r, its, beside, sum(shared.data()));
                 }
                 several<T>(l, inner, outer);
             }

@@ -7,7 +7,7 @@ mod sparse;
 
 pub use launch::{ExpertInner, ExpertInput, ExpertPairs};
 pub use pairs::{Choice, PairTile, PairTiles, Sorted};
-pub use products::{DownSum, OneRow, PairInput};
+pub use products::{Beside, DownSum, OneRow, PairInput};
 #[cfg(all(test, target_os = "linux"))]
 pub(super) use products::{ROUTE_BYTES, stages};
 

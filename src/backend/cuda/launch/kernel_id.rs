@@ -165,6 +165,8 @@ impl ProductKind {
 /// A step's product with experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExpertProduct {
+    /// Of one row, with gates and ups of the shared expert beside the router's scores.
+    Shared,
     /// Of one row, with gates and ups.
     Up,
     /// Of one row, the last.
@@ -174,8 +176,16 @@ pub enum ExpertProduct {
 }
 
 impl ExpertProduct {
+    pub const ALL: [ExpertProduct; 4] = [
+        ExpertProduct::Shared,
+        ExpertProduct::Up,
+        ExpertProduct::Down,
+        ExpertProduct::Rows,
+    ];
+
     fn name(self) -> &'static str {
         match self {
+            ExpertProduct::Shared => "shared",
             ExpertProduct::Up => "up",
             ExpertProduct::Down => "down",
             ExpertProduct::Rows => "rows",
@@ -227,8 +237,7 @@ mod tests {
                 continue;
             }
             all.extend([MatmulExperts { ty }, ExpertsWgmma { ty }]);
-            let products = [ExpertProduct::Up, ExpertProduct::Down, ExpertProduct::Rows];
-            all.extend(products.map(|product| Experts { product, ty }));
+            all.extend(ExpertProduct::ALL.map(|product| Experts { product, ty }));
         }
         for types in Types::quantized() {
             all.extend([1, 4].map(|rows| Matvec { types, rows }));

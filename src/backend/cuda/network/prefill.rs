@@ -460,7 +460,7 @@ impl Operations for ChunkOperations<'_> {
         match input {
             MlpInput::Residual(norm) => self.input(norm, mlp.up.groups, 0)?,
             // It is where all are.
-            MlpInput::OfExperts(_) => {}
+            MlpInput::OfExperts(_) | MlpInput::Beside(_) => {}
         }
         self.mlp(mlp)?;
         Ok(Written)

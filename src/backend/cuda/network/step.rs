@@ -22,7 +22,7 @@ use crate::backend::cuda::launch::adapters::Adapters;
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::attention::RowsOf;
 use crate::backend::cuda::launch::batch_f16;
-use crate::backend::cuda::launch::experts::ExpertsPlan;
+use crate::backend::cuda::launch::experts::{Beside, ExpertsPlan};
 use crate::backend::cuda::launch::feed_forward::MlpPlan;
 use crate::backend::cuda::launch::matrix::{Inputs, Matrix};
 use crate::backend::cuda::launch::own_input::LayerInputPlan;
@@ -652,6 +652,10 @@ impl Operations for StepOperations<'_> {
 
     fn joins(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> bool {
         self.one_row(norm, experts).is_some()
+    }
+
+    fn beside(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Beside {
+        self.shared_beside(norm, experts)
     }
 
     fn combine(

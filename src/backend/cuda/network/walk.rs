@@ -10,7 +10,7 @@ use super::rows::Rows;
 use super::streams::{StreamLayerPlan, StreamWork};
 use crate::backend::Work;
 use crate::backend::cuda::launch::args;
-use crate::backend::cuda::launch::experts::ExpertsPlan;
+use crate::backend::cuda::launch::experts::{Beside, ExpertsPlan};
 use crate::backend::cuda::launch::feed_forward::MlpPlan;
 use crate::backend::cuda::launch::matrix::Matrix;
 use crate::backend::cuda::launch::own_input::LayerInputPlan;
@@ -24,6 +24,8 @@ pub(in crate::backend::cuda) enum MlpInput {
     Residual(Option<args::Norm>),
     /// What the experts read: the residual stream or the norm of it, which [`Operations::route`] may have left.
     OfExperts(Option<args::Norm>),
+    /// Nothing: its inner values are there, so many floats behind the first of the experts'.
+    Beside(u32),
 }
 
 /// How the outputs of a part are added: `to = out_scale * (base + scale * norm(from))`, with zeros where there is no
@@ -165,6 +167,12 @@ pub(in crate::backend::cuda) trait Operations {
     fn joins(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> bool {
         let _ = (norm, experts);
         false
+    }
+
+    /// What of the shared expert [`Operations::route`] and [`Operations::combine`] make.
+    fn beside(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Beside {
+        let _ = (norm, experts);
+        Beside::Nothing
     }
 
     /// Sums the outputs of the chosen experts and those of the shared one by their weights.
@@ -451,16 +459,28 @@ fn walk_experts<O: Operations>(
     let first = experts.first_matrices();
     ops.route(norm, experts)?;
     ops.experts_up(norm, experts)?;
-    let bytes = experts.router.bytes() + experts.used_bytes(&first);
+    let (joins, beside) = (ops.joins(norm, experts), ops.beside(norm, experts));
+    let mut bytes = experts.router.bytes() + experts.used_bytes(&first);
+    let mut last = experts.used_bytes(&[&experts.down]);
+    let mut input = MlpInput::OfExperts(norm);
+    if let Some(shared) = &experts.shared
+        && beside != Beside::Nothing
+    {
+        bytes += shared.up.bytes();
+        input = MlpInput::Beside(experts.n_used * experts.n_ff);
+        if beside == Beside::Whole {
+            last += shared.down.bytes();
+        }
+    }
     ops.mark(Work::GateUp, bytes)?;
-    let joins = ops.joins(norm, experts);
-    let last = experts.used_bytes(&[&experts.down]);
     if !joins {
         ops.experts_down(experts)?;
         ops.mark(Work::Down, last)?;
     }
-    if let Some(shared) = &experts.shared {
-        let input = ops.inner(MlpInput::OfExperts(norm), shared)?;
+    if let Some(shared) = &experts.shared
+        && beside != Beside::Whole
+    {
+        let input = ops.inner(input, shared)?;
         ops.product(&shared.down, &input, Rows::SharedExpert, None)?;
         ops.mark(Work::Down, shared.down.bytes())?;
     }

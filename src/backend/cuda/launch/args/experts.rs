@@ -188,6 +188,31 @@ pub struct ExpertsUp {
     pub activation: Activation,
 }
 
+/// `RouterSharedArgs`.
+///
+/// The router's product with one row, and beside it the gates and ups of the shared expert.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RouterShared {
+    pub router: Router,
+    /// Rows of the gate, then of up; or of up alone.
+    pub matrix: ConstPtr<u8>,
+    /// `[rows]`.
+    pub out: Ptr<f32>,
+    pub slices: ExpertSlices,
+    /// 1: both.
+    pub gated: u32,
+    /// Of each.
+    pub rows: u32,
+    /// Blocks that have the router's rows; the others share those of the expert.
+    pub router_blocks: u32,
+    pub share: ExpertShare,
+    /// Of all warps.
+    pub ring_bytes: u32,
+    pub activation: Activation,
+    pub padding: u32,
+}
+
 /// `ExpertsDownArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -203,6 +228,8 @@ pub struct ExpertsDown {
     pub x: ConstPtr<f32>,
     /// `[rows]`: outputs of the shared expert, or NULL.
     pub shared: ConstPtr<f32>,
+    /// Or its matrix, as wide as those of the others; `x` has its input behind theirs.
+    pub shared_matrix: ConstPtr<u8>,
     /// `[rows]`, or NULL.
     pub base: ConstPtr<f32>,
     /// `[rows]` = base + scale * sum; may be `base`.
@@ -369,7 +396,8 @@ const _: () = {
     assert!(size_of::<RoutePairs>() == 96);
     assert!(size_of::<ExpertSlices>() == 24);
     assert!(size_of::<ExpertsUp>() == 192);
-    assert!(size_of::<ExpertsDown>() == 120);
+    assert!(size_of::<ExpertsDown>() == 128);
+    assert!(size_of::<RouterShared>() == 176);
     assert!(size_of::<ExpertsRows>() == 152);
     assert!(size_of::<Sort>() == 64);
     assert!(size_of::<ExpertMatvec>() == 184);

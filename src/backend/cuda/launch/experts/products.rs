@@ -37,11 +37,25 @@ pub struct OneRow {
     pub len: u32,
 }
 
+/// What of the expert for all tokens the kernels for one row make beside the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing: it has products of its own.
+    #[default]
+    Nothing,
+    /// Its inner values.
+    Inner,
+    /// These and its outputs.
+    Whole,
+}
+
 /// What becomes of the sum of the experts' outputs: `out = base + scale * sum`, or the sum alone.
 #[derive(Clone, Copy, Debug)]
 pub struct DownSum {
-    /// f32, outputs of the shared expert; 0 if there is none.
+    /// f32, outputs of the shared expert; 0 if there is none, or if they are made here.
     pub shared: u64,
+    /// Whether they are.
+    pub makes_shared: bool,
     /// f32, or 0.
     pub base: u64,
     /// Factor.
@@ -142,6 +156,26 @@ fn ring_bytes(ty: RecordType) -> usize {
     WARPS * rows * stages * ty.record_bytes(32) as usize
 }
 
+/// The arguments for the scores of one row, where they and the row as int8 go, and for so many rows a block.
+fn one_row_args(
+    router: &Router,
+    row: &OneRow,
+    (out, inputs): (u64, Inputs),
+    per_block: u32,
+) -> args::Router {
+    args::Router {
+        x: row.x,
+        norm: row.norm.unwrap_or_default(),
+        out,
+        q8: inputs.q8,
+        q8_scale: inputs.q8_scale,
+        rows: 1,
+        per_block,
+        inverse_len: 1.0 / router.width as f32,
+        ..router_args(router)
+    }
+}
+
 /// `rows` rows shared by so many blocks.
 fn share(rows: u32, blocks: u32) -> args::ExpertShare {
     args::ExpertShare {
@@ -162,7 +196,7 @@ impl Kernels {
             self.find(KernelId::RoutePairs, most)?;
         }
         for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-            for product in [ExpertProduct::Up, ExpertProduct::Down, ExpertProduct::Rows] {
+            for product in ExpertProduct::ALL {
                 self.find(KernelId::Experts { product, ty }, most)?;
             }
         }
@@ -189,7 +223,18 @@ impl Kernels {
             && (row.norm.is_none() || row.len <= WIDEST_NORM)
             && self.has(KernelId::RouterRow)
             && self.plan_up(e).is_some()
-            && self.plan_down(e).is_some()
+            && self.plan_down(e, false).is_some()
+    }
+
+    /// What of the shared expert these and [`Kernels::router_shared`] make, where they take the others.
+    pub fn beside(&self, e: &ExpertsPlan) -> Beside {
+        if self.plan_shared(e).is_none() {
+            return Beside::Nothing;
+        }
+        match self.plan_down(e, true) {
+            Some(_) => Beside::Whole,
+            None => Beside::Inner,
+        }
     }
 
     /// Scores of one row, of which every block makes the norm for itself. The row is written to `inputs` as int8.
@@ -204,26 +249,81 @@ impl Kernels {
         out: u64,
         inputs: Inputs,
     ) -> Result<()> {
-        // Half of the multiprocessors are enough for the router, and the next kernel's blocks begin on the others.
-        let per_block = router.rows.div_ceil(self.multiprocessors() / 2).max(1);
-        let args = args::Router {
-            x: row.x,
-            norm: row.norm.unwrap_or_default(),
-            out,
-            q8: inputs.q8,
-            q8_scale: inputs.q8_scale,
-            rows: 1,
-            per_block,
-            inverse_len: 1.0 / router.width as f32,
-            ..router_args(router)
-        };
-        let shared = (router.width + per_block * router.width.div_ceil(1024)) as usize * 4;
-        let grid = (router.rows.div_ceil(per_block), 1, 1);
+        let (grid, per_block, shared) = self.plan_router(router);
+        let args = one_row_args(router, row, (out, inputs), per_block);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             let threads = args::ROUTER_WARPS * 32;
+            let grid = (grid, 1, 1);
             self.launch(stream, KernelId::RouterRow, grid, threads, shared, &args)
         }
+    }
+
+    /// Blocks for the scores of one row, rows of each, and their shared memory. Half of the multiprocessors are enough, and
+    /// others work on the rest.
+    fn plan_router(&self, router: &Router) -> (u32, u32, usize) {
+        let per_block = router.rows.div_ceil(self.multiprocessors() / 2).max(1);
+        let floats = router.width + per_block * router.width.div_ceil(1024);
+        let blocks = router.rows.div_ceil(per_block);
+        (blocks, per_block, floats as usize * 4)
+    }
+
+    /// The launch for scores of one row and the shared expert's gates and ups; `None` if there are none, or if it does not fit.
+    fn plan_shared(&self, e: &ExpertsPlan) -> Option<(args::RouterShared, u32, usize, RecordType)> {
+        let (expert, router) = (e.shared.as_ref()?, &e.router);
+        let plain = expert.cutoff.is_none()
+            && expert.inner_norm.is_none()
+            && e.router_norm.is_none()
+            && expert.up.bias == 0
+            && expert.up.groups * 32 == router.width;
+        let cut = Cut::of(&[&expert.up], 1).filter(|_| plain)?;
+        let (router_blocks, _, router_shared) = self.plan_router(router);
+        let halves = if expert.gated { 2 } else { 1 };
+        let rows = cut.rows / halves;
+        let blocks = (self.multiprocessors().checked_sub(router_blocks)?).min(rows);
+        if blocks == 0 || rows != expert.n_ff {
+            return None;
+        }
+        let args = args::RouterShared {
+            matrix: cut.addresses()[0],
+            slices: cut.slices,
+            gated: u32::from(expert.gated),
+            rows,
+            router_blocks,
+            share: share(rows, blocks),
+            ring_bytes: cut.ring as u32,
+            activation: expert.activation,
+            ..Default::default()
+        };
+        let sums = cut.runs() * halves as usize * rows.div_ceil(blocks) as usize * 4;
+        let shared = cut.ring + cut.groups as usize * INPUT_BYTES + sums;
+        let shared = shared.max(router_shared);
+        let fits = shared <= self.most_shared() && router_shared <= ROUTER_SHARED;
+        fits.then_some((args, router_blocks + blocks, shared, cut.ty()))
+    }
+
+    /// [`Kernels::router_row`], and the inner values of the shared expert, f32, at `inner`.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn router_shared(
+        &self,
+        stream: &Stream,
+        e: &ExpertsPlan,
+        row: &OneRow,
+        (scores, inputs, inner): (u64, Inputs, u64),
+    ) -> Result<()> {
+        let Some((args, grid, shared, ty)) = self.plan_shared(e) else {
+            fail!(Internal, "the shared expert does not fit");
+        };
+        let (_, per_block, _) = self.plan_router(&e.router);
+        let args = args::RouterShared {
+            router: one_row_args(&e.router, row, (scores, inputs), per_block),
+            out: inner,
+            ..args
+        };
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.expert_product(stream, ExpertProduct::Shared, ty, grid, shared, &args) }
     }
 
     /// The launch for gates and ups of one row: its arguments, blocks and shared memory; `None` if it does not fit.
@@ -278,17 +378,32 @@ impl Kernels {
         unsafe { self.expert_product(stream, ExpertProduct::Up, ty, grid, shared, &args) }
     }
 
-    /// The same for the last product.
-    fn plan_down(&self, e: &ExpertsPlan) -> Option<(args::ExpertsDown, u32, usize, RecordType)> {
+    /// The same for the last product, which may make the outputs of the shared expert, too.
+    fn plan_down(
+        &self,
+        e: &ExpertsPlan,
+        makes_shared: bool,
+    ) -> Option<(args::ExpertsDown, u32, usize, RecordType)> {
         let cut = Cut::of(&[&e.down], e.n_experts)?;
         if cut.groups * 32 != e.n_ff {
             return None;
+        }
+        let mut shared_matrix = 0;
+        if makes_shared {
+            let down = &e.shared.as_ref()?.down;
+            let own = Cut::of(&[down], 1)?;
+            let alike = (own.ty(), own.groups, own.rows) == (cut.ty(), cut.groups, cut.rows);
+            if !alike || down.bias != 0 {
+                return None;
+            }
+            [shared_matrix, _] = own.addresses();
         }
         let grid = self.multiprocessors().min(cut.rows);
         let most_rows = cut.rows.div_ceil(grid) as usize;
         let args = args::ExpertsDown {
             matrix: cut.addresses()[0],
             bias: cut.biases[0],
+            shared_matrix,
             slices: cut.slices,
             n_experts: e.n_experts,
             n_used: e.n_used,
@@ -298,11 +413,11 @@ impl Kernels {
             ring_bytes: cut.ring as u32,
             ..Default::default()
         };
-        let n_used = e.n_used as usize;
+        let pairs = e.n_used as usize + usize::from(makes_shared);
         let shared = cut.ring
-            + n_used * cut.groups as usize * INPUT_BYTES
-            + n_used * cut.runs() * most_rows * 4;
-        let used = cut.bytes() / u64::from(e.n_experts) * u64::from(e.n_used);
+            + pairs * cut.groups as usize * INPUT_BYTES
+            + pairs * cut.runs() * most_rows * 4;
+        let used = cut.bytes() / u64::from(e.n_experts) * pairs as u64;
         let shared = self.padded_shared(shared, used / u64::from(grid));
         (shared <= self.most_shared()).then_some((args, grid, shared, cut.ty()))
     }
@@ -319,7 +434,7 @@ impl Kernels {
         x: u64,
         sum: &DownSum,
     ) -> Result<()> {
-        let Some((args, grid, shared, ty)) = self.plan_down(e) else {
+        let Some((args, grid, shared, ty)) = self.plan_down(e, sum.makes_shared) else {
             fail!(Internal, "the last product of experts does not fit");
         };
         let args = args::ExpertsDown {

@@ -128,7 +128,12 @@ impl Extents {
             let most = |to: &mut u64, v: u64| *to = v.max(*to);
             most(&mut s.scores, n * u64::from(e.router.rows));
             most(&mut s.weights, n * u64::from(e.n_used + 1));
-            most(&mut s.inner, pairs * u64::from(e.inner_width()));
+            // One row has those of the shared expert behind the others'.
+            let shared = e.shared.as_ref().map_or(0, |shared| shared.n_ff);
+            most(
+                &mut s.inner,
+                pairs * u64::from(e.inner_width()) + u64::from(shared),
+            );
             most(&mut s.out, pairs * u64::from(e.width(plan.hidden)));
             // Or the sum of the experts alone.
             if e.shared.is_some() || e.own_width.is_some() {

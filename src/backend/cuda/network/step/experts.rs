@@ -6,11 +6,11 @@
 
 use super::StepOperations;
 use crate::backend::Work;
-use crate::backend::cuda::launch::adapters::AdaptedApart;
+use crate::backend::cuda::launch::adapters::{AdaptedApart, Adapters};
 use crate::backend::cuda::launch::args;
 use crate::backend::cuda::launch::experts::{
-    DownSum, ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, OneRow, PairInput, route_args,
-    sort_args, weigh_args,
+    Beside, DownSum, ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, OneRow, PairInput,
+    route_args, sort_args, weigh_args,
 };
 use crate::backend::cuda::launch::matrix::{Forms, Inputs, Matrix};
 use crate::backend::cuda::network::evaluation::ExpertOutputs;
@@ -40,6 +40,20 @@ impl StepOperations<'_> {
             && !self.eval.adapts_experts(e);
         let takes = alone && e.sum_bias == 0 && self.eval.kernels.takes_one_row(e, &row);
         takes.then_some(row)
+    }
+
+    /// What of the shared expert its kernels make beside the others.
+    pub(super) fn shared_beside(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Beside {
+        let Some(shared) = &e.shared else {
+            return Beside::Nothing;
+        };
+        let mut matrices = [&shared.up, &shared.down].into_iter();
+        let adapts = !matches!(self.eval.adapters, Adapters::None)
+            && matrices.any(|matrix| matrix.adapted.is_some());
+        match self.one_row(norm, e) {
+            Some(_) if !adapts => self.eval.kernels.beside(e),
+            _ => Beside::Nothing,
+        }
     }
 
     /// Whether the kernels that take the pairs of an expert together take these.
@@ -72,6 +86,17 @@ impl StepOperations<'_> {
             self.mark(Work::GateUp, 0)?;
             self.input(norm, e.router.groups(), e.up.forms())?;
             return Ok(());
+        }
+        if let Some(row) = self.one_row(norm, e)
+            && self.shared_beside(norm, e) != Beside::Nothing
+        {
+            let behind = u64::from(e.n_used) * u64::from(e.n_ff) * 4;
+            let to = (choice.scores, at.inputs, at.experts.inner + behind);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            return unsafe {
+                kernels.router_shared(stream, e, &row, to)?;
+                kernels.sparse_mixer(stream, e, choice, 1)
+            };
         }
         if let Some(row) = self.one_row(norm, e) {
             // The shared expert may need it in other forms.
@@ -297,11 +322,13 @@ impl StepOperations<'_> {
         let (at, rows) = (self.buffers.at(), self.rows());
         if self.one_row(norm, e).is_some() {
             let route = route_args(e, &at.experts.choice);
+            let makes_shared = self.shared_beside(norm, e) == Beside::Whole;
             let down = DownSum {
                 shared: match e.shared {
-                    Some(_) => rows.shared_expert.address,
-                    None => 0,
+                    Some(_) if !makes_shared => rows.shared_expert.address,
+                    _ => 0,
                 },
+                makes_shared,
                 base: sum.base.map_or(0, |base| rows.of(base).address),
                 scale: sum.scale,
                 out: rows.of(sum.to).address,

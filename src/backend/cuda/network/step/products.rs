@@ -38,6 +38,13 @@ impl StepOperations<'_> {
                 let inputs = at.inputs.only(mlp.up.forms());
                 self.matvec(&mlp.up, &inputs, at.rows.wide, 0)?;
             }
+            MlpInput::Beside(first) => {
+                let inner = Span {
+                    address: at.experts.inner + u64::from(first) * 4,
+                    stride: mlp.n_ff,
+                };
+                return self.row_input(inner, mlp.n_ff, None, &mlp.down);
+            }
         }
         self.mark(Work::GateUp, mlp.up.bytes())?;
         // SAFETY: *workspace*, which `self` promises.

@@ -17,6 +17,8 @@ struct Recorder {
     fails: Option<usize>,
     /// Whether the last product of experts comes with their sum.
     joins: bool,
+    /// What of the shared expert comes beside the others.
+    beside: Beside,
     /// Whether other ranks have shares of the layers.
     is_rank: bool,
     /// Whether a layer's own input is one operation.
@@ -120,6 +122,7 @@ impl Operations for Recorder {
         let input = match input {
             MlpInput::Residual(norm) => normed(norm, "Residual"),
             MlpInput::OfExperts(norm) => format!("routed {}", normed(norm, "Residual")),
+            MlpInput::Beside(at) => return self.line(format!("inner at {at}")).map(|()| "inner"),
         };
         self.line(format!("inner = {} * {input}", name(&mlp.up)))?;
         Ok("inner")
@@ -196,6 +199,10 @@ impl Operations for Recorder {
 
     fn joins(&self, _: Option<args::Norm>, _: &ExpertsPlan) -> bool {
         self.joins
+    }
+
+    fn beside(&self, _: Option<args::Norm>, _: &ExpertsPlan) -> Beside {
+        self.beside
     }
 
     fn is_rank(&self) -> bool {
@@ -558,6 +565,40 @@ fn the_last_product_of_experts_may_come_with_their_sum() {
         "[down 200]",
     ];
     assert_eq!(recorder.lines.into_inner()[5..], want);
+}
+
+#[test]
+fn the_shared_expert_may_be_made_beside_the_others() {
+    let block = LayerPlan {
+        feed_forward: experts(true),
+        ..block()
+    };
+    let lines = |beside| {
+        let recorder = Recorder {
+            joins: true,
+            beside,
+            ..Recorder::default()
+        };
+        walk(&recorder, 3, &block).unwrap();
+        recorder.lines.into_inner()[5..].to_vec()
+    };
+    let mut want = vec![
+        "routed = norm2(Residual)",
+        "experts' gate and up",
+        "[gate_up 1512]",
+        "Residual = Residual + 1 * sum of down",
+        "[down 900]",
+    ];
+    assert_eq!(lines(Beside::Whole), want);
+    want.splice(
+        3..3,
+        [
+            "inner at 2",
+            "SharedExpert = shared down * inner",
+            "[down 700]",
+        ],
+    );
+    assert_eq!(lines(Beside::Inner), want);
 }
 
 #[test]
