@@ -176,7 +176,7 @@ pub enum ExpertProduct {
 }
 
 impl ExpertProduct {
-    pub const ALL: [ExpertProduct; 4] = [
+    pub(super) const ALL: [ExpertProduct; 4] = [
         ExpertProduct::Shared,
         ExpertProduct::Up,
         ExpertProduct::Down,

@@ -590,6 +590,7 @@ fn the_shared_expert_may_be_made_beside_the_others() {
         "[down 900]",
     ];
     assert_eq!(lines(Beside::Whole), want);
+    want[4] = "[down 200]";
     want.splice(
         3..3,
         [
