@@ -521,7 +521,7 @@ check-kernels: $(KERNELS)
 
 # What chains of kernels take (benches/chain.cu says how it runs).
 CHAIN := $(TARGET_DIR)/chain
-CHAIN_KERNELS := product_k recurrent own_input
+CHAIN_KERNELS := product_k attention recurrent own_input
 CHAIN_FLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
 
 .PHONY: chain

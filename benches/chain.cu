@@ -6,7 +6,7 @@
 // where the second is the folder of the compiled kernels.
 //
 // A line for each chain: microseconds a layer (median of nine), and what the bytes of its weights take at 4.55 TB/s. Kernels are the
-// library's own, blocks and shared memory are what product.rs, recurrent.rs and own_input.rs give them, and attention is left out. To see where
+// library's own, blocks and shared memory are what product.rs, attention.rs, recurrent.rs and own_input.rs give them. To see where
 // a kernel's time goes, have its warps store `clock()` at places of interest.
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -48,11 +48,13 @@ struct Module {
 };
 struct Kernels {
     uint32_t multiprocessors, most_shared;
-    cudaKernel_t product_q4_k, product_q6_k, recurrent_step, own_input;
+    cudaKernel_t product_q4_k, product_q6_k, attend_128, attend_256, recurrent_step, own_input;
     Kernels(const std::string& folder, const cudaDeviceProp& device) : multiprocessors(device.multiProcessorCount), most_shared(device.sharedMemPerBlockOptin) {
-        const Module products(folder, "product_k", most_shared), recurrences(folder, "recurrent", most_shared), own_inputs(folder, "own_input", most_shared);
+        const Module products(folder, "product_k", most_shared), recurrences(folder, "recurrent", most_shared), own_inputs(folder, "own_input", most_shared), attentions(folder, "attention", most_shared);
         product_q4_k = products.kernel("product_Q4_K");
         product_q6_k = products.kernel("product_Q6_K");
+        attend_128 = attentions.kernel("attend_tiles_128_3");
+        attend_256 = attentions.kernel("attend_tiles_256_2");
         recurrent_step = recurrences.kernel("recurrent_step_shared_128");
         own_input = own_inputs.kernel("own_input_Q4_K");
     }
@@ -60,8 +62,16 @@ struct Kernels {
 
 struct Node {
     const void* kernel;
-    uint32_t grid, threads, shared;
+    dim3 grid;
+    uint32_t threads, shared;
     std::vector<uint8_t> args;
+};
+
+// The input of a product: floats, or bytes with a scale for 32 of them.
+struct Input {
+    const float* x;
+    const int8_t* q8 = NULL;
+    const float* q8_scale = NULL;
 };
 
 // A layer's kernels, LAYERS times, and the memory that they work on.
@@ -89,14 +99,14 @@ struct Chain {
         return take(size);
     }
     float* floats(size_t n) { return (float*)take(n * 4); }
-    template <class Args> void add(cudaKernel_t kernel, uint32_t grid, uint32_t threads, uint32_t shared, const Args& args) {
+    template <class Args> void add(cudaKernel_t kernel, dim3 grid, uint32_t threads, uint32_t shared, const Args& args) {
         const uint8_t* from = (const uint8_t*)&args;
         nodes.push_back({(const void*)kernel, grid, threads, shared, {from, from + sizeof args}});
     }
     NormArgs norm() { return {floats(hidden), NULL, 1e-5f, 0}; }
 
     // A product of one matrix, or of a gate and its values, each of `rows` rows. Its input is `x`, or the norm of it.
-    float* product(uint32_t type, const float* x, bool norms, uint32_t width, uint32_t rows, bool gate, bool adds) {
+    float* product(uint32_t type, const Input& input, bool norms, uint32_t width, uint32_t rows, bool gate, bool adds) {
         const Slices slices = slices_of(type, width / 32);
         const uint32_t halves = gate ? 2 : 1, stage = record_bytes(type, 32), stage_rows = stage <= 704 ? 4 : 2;
         const uint64_t size = matrix_bytes(type, width / 32, rows * halves);
@@ -104,7 +114,9 @@ struct Chain {
         ProductArgs a{};
         a.parts[0] = {weights(size), NULL, type, rows, 0, rows / multiprocessors, rows % multiprocessors, 0, slices.count, slices.full, slices.last,
                       record_bytes(type, slices.full), record_bytes(type, slices.last), 0};
-        a.x = x;
+        a.x = input.x;
+        a.q8 = input.q8;
+        a.q8_scale = input.q8_scale;
         if (norms) a.norm = norm();
         a.out = adds ? row : floats(rows);
         a.residual = adds ? row : NULL;
@@ -121,7 +133,7 @@ struct Chain {
         return a.out;
     }
     // A delta net's or a Mamba-2 layer's step, of one session. The input has channels, gates and the numbers of heads behind each other.
-    float* recurrence(const float* input, uint32_t in_stride, bool delta, uint32_t heads, uint32_t per_key, uint32_t rows, uint32_t cols) {
+    Input recurrence(const float* input, uint32_t in_stride, bool delta, uint32_t heads, uint32_t per_key, uint32_t rows, uint32_t cols) {
         const uint32_t keys = heads / per_key * cols;
         RecurrentArgs a{};
         a.heads = heads;
@@ -158,7 +170,45 @@ struct Chain {
         a.sessions = (const Session* const*)take(8);
         CHECK(cudaMemcpy((void*)a.sessions, &session_at, 8, cudaMemcpyHostToDevice));
         add(kernels.recurrent_step, heads * STEP_BLOCKS, STEP_THREADS / STEP_BLOCKS, 2 * rows / STEP_BLOCKS * 4, a);
-        return a.out;
+        return {a.out};
+    }
+    // Attention of one session behind 100 positions, with norms of heads and a gate or without both.
+    Input attention(const float* input, uint32_t in_stride, uint32_t heads, uint32_t kv_heads, uint32_t dim, bool normed) {
+        const uint32_t blocks = std::min<uint32_t>((2 * kernels.multiprocessors + kv_heads - 1) / kv_heads, MAX_PARTS);
+        AttendArgs a{};
+        a.qkv = input;
+        a.qkv_stride = in_stride;
+        a.n_heads = heads;
+        a.value_head = heads + kv_heads;
+        a.value_dim = dim;
+        a.n_chunks = blocks;
+        a.head_parts = a.join = a.rows = 1;
+        a.rotation.n_pairs = dim / 4;
+        a.rotation.inv_freq = floats(dim);
+        a.rotation.magnitude = 1.0f;
+        a.scores.scale = 0.1f;
+        a.layout.row_bytes = dim * 2;
+        a.layout.n_kv_heads = kv_heads;
+        a.layout.head_dim = dim;
+        a.layout.window = 0x7fffffff;
+        a.layout.tile_bytes = 2ull * kv_heads * KV_TILE * dim * 2;
+        if (normed) {
+            a.q_norm = a.k_norm = {floats(dim), NULL, 1e-5f, 0};
+            a.gate = input;
+        }
+        a.q8 = (int8_t*)take(heads * dim);
+        a.q8_scale = floats(heads * dim / 32);
+        a.parts = floats((size_t)heads * blocks * (dim + 8));
+        a.tickets = (uint32_t*)take(kv_heads * 4);
+        CHECK(cudaMemset(a.tickets, 0, kv_heads * 4));
+        Session session{}, *session_at = (Session*)take(sizeof session);
+        session.kv = (uint64_t)take(4 * a.layout.tile_bytes);
+        session.position = 100;
+        CHECK(cudaMemcpy(session_at, &session, sizeof session, cudaMemcpyHostToDevice));
+        a.sessions = (const Session* const*)take(8);
+        CHECK(cudaMemcpy((void*)a.sessions, &session_at, 8, cudaMemcpyHostToDevice));
+        add(dim > 128 ? kernels.attend_256 : kernels.attend_128, dim3(kv_heads, 1, blocks), 128, 96 << 10, a);
+        return {NULL, a.q8, a.q8_scale};
     }
     // A layer's own input of `inner` numbers, behind a product whose norm is added first.
     void own_input(const float* x, uint32_t inner) {
@@ -249,14 +299,14 @@ int main(int argc, char** argv) {
     CHECK(cudaGetDeviceProperties(&device, 0));
     const Kernels kernels(argv[1], device);
     printf("%s; a layer, and what its weights take at 4.55 TB/s\n", device.name);
-    const auto measure = [&](const Shape& s, const char* what, uint32_t down, const std::function<float*(Chain&, float*)>& mix, const std::function<void(Chain&, float*)>& finish) {
+    const auto measure = [&](const Shape& s, const char* what, uint32_t down, const std::function<Input(Chain&, float*)>& mix, const std::function<void(Chain&, float*)>& finish) {
         Chain chain(kernels, s.hidden);
         for (uint32_t i = 0; i < LAYERS; i++) {
-            float* mixed = chain.product(Q4_K, chain.row, true, s.hidden, s.to_mixer, false, false);
-            if (mix) mixed = mix(chain, mixed);
+            float* to_mixer = chain.product(Q4_K, {chain.row}, true, s.hidden, s.to_mixer, false, false);
+            const Input mixed = mix ? mix(chain, to_mixer) : Input{to_mixer};
             chain.product(Q4_K, mixed, false, s.mixed, s.hidden, false, true);
-            float* inner = chain.product(Q4_K, chain.row, true, s.hidden, s.inner, true, false);
-            float* out = chain.product(down, inner, false, s.inner, s.hidden, false, !finish);
+            float* inner = chain.product(Q4_K, {chain.row}, true, s.hidden, s.inner, true, false);
+            float* out = chain.product(down, {inner}, false, s.inner, s.hidden, false, !finish);
             if (finish) finish(chain, out);
         }
         chain.measure((std::string(s.name) + what).c_str());
@@ -265,6 +315,10 @@ int main(int argc, char** argv) {
     measure(GRANITE, ", products, down in Q6_K", Q6_K, nullptr, nullptr);
     measure(GRANITE, ", products and recurrence", Q4_K, [](Chain& c, float* in) { return c.recurrence(in, GRANITE.to_mixer, false, 64, 64, 64, 128); }, nullptr);
     measure(QWEN, ", products and recurrence", Q4_K, [](Chain& c, float* in) { return c.recurrence(in, QWEN.to_mixer, true, 32, 2, 128, 128); }, nullptr);
+    measure(LLAMA, ", products and attention", Q4_K, [](Chain& c, float* in) { return c.attention(in, LLAMA.to_mixer, 32, 8, 128, false); }, nullptr);
+    measure(QWEN, ", products and attention", Q4_K, [](Chain& c, float* in) { return c.attention(in, QWEN.to_mixer, 16, 4, 256, true); }, nullptr);
+    measure(GEMMA, ", products", Q4_K, nullptr, nullptr);
+    measure(GEMMA, ", products and attention", Q4_K, [](Chain& c, float* in) { return c.attention(in, GEMMA.to_mixer, 8, 2, 256, true); }, nullptr);
     measure(GEMMA, ", products and the layer's own input", Q4_K, nullptr, [](Chain& c, float* x) { c.own_input(x, 256); });
     return 0;
 }
