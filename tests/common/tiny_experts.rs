@@ -135,6 +135,14 @@ pub fn variants() -> Vec<Variant> {
             ty: TensorType::Q5_1,
             ..PLAIN
         },
+        Variant {
+            n_experts: 10,
+            n_used: 3,
+            ff: 64,
+            shared: Some(true),
+            ty: TensorType::Q8_0,
+            ..PLAIN
+        },
     ]
 }
 

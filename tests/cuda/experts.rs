@@ -35,6 +35,7 @@ pub fn tests(tests: &mut Tests) {
         ));
     }
     tests.push(("experts::wide".into(), Box::new(wide)));
+    tests.push(("experts::shared".into(), Box::new(shared)));
     tests.push(("experts::prompt".into(), Box::new(long_prompt)));
 }
 
@@ -165,6 +166,27 @@ fn wide() {
         };
         let network = crate::common::tiny_experts::network_with(&v, 1, 1536);
         matches(&v, &network, 20);
+    }
+}
+
+/// A shared expert in the types of such models, which one session's kernels make beside the others.
+fn shared() {
+    for (ty, ff, gated) in [
+        (TensorType::Q4K, 512, true),
+        (TensorType::Q6K, 1280, false),
+        (TensorType::MXFP4, 96, true),
+    ] {
+        let v = Variant {
+            n_experts: 12,
+            n_used: 3,
+            ff,
+            shared: Some(gated),
+            ty,
+            ..PLAIN
+        };
+        let network = |layers| crate::common::tiny_experts::network_with(&v, layers, 1536);
+        matches(&v, &network(1), 20);
+        cut(&v, &network(2));
     }
 }
 
