@@ -19,7 +19,7 @@ constexpr uint32_t BATCH_THREADS = 128;
 constexpr uint32_t BATCH_COLS = 128;
 
 // Rows of it that are copied together, one for four threads.
-constexpr uint32_t BATCH_ROWS = (BATCH_THREADS / 4);
+constexpr uint32_t BATCH_ROWS = 32;
 
 // Most such pieces.
 constexpr uint32_t BATCH_PIECES = 16;

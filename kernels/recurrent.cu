@@ -295,6 +295,7 @@ struct BatchShared {
 // another part of its work, so that its memory always has something to do. Outputs are rounded where `q8` says so; rows are then a multiple of 32.
 template <bool DELTA> __device__ __forceinline__ void batch_token(const RecurrentArgs& a) {
     constexpr int N = BATCH_COLS / 16, FIRST = 3;
+    static_assert(BATCH_ROWS * 4 == BATCH_THREADS, "four threads a row");
     DYNAMIC_SHARED(memory);
     STATIC_SHARED(BatchShared, m);
     float *copied = (float*)memory, *values = copied + a.rows * a.cols, *outputs = values + a.rows;

@@ -18,7 +18,7 @@ pub const BATCH_THREADS: u32 = 128;
 pub const BATCH_COLS: u32 = 128;
 
 /// Rows of it that are copied together, one for four threads.
-pub const BATCH_ROWS: u32 = BATCH_THREADS / 4;
+pub const BATCH_ROWS: u32 = 32;
 
 /// Most such pieces.
 pub const BATCH_PIECES: u32 = 16;

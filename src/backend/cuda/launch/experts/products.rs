@@ -20,6 +20,9 @@ const INPUT_BYTES: usize = args::INPUT_BYTES as usize;
 const WIDEST_NORM: u32 = 16 * 512;
 /// Weights of a block of products that others' blocks may share a multiprocessor with, as for products of one row.
 const SHARING_BYTES: std::ops::Range<u64> = 120 << 10..400 << 10;
+/// Weights of the shared expert's first product that a block beside the router's takes at most: more are faster by a kernel of their own, which
+/// has all multiprocessors.
+const BESIDE_BYTES: u64 = 128 << 10;
 /// Bytes of a `RouteMemory` of route.cuh.
 pub(in crate::backend::cuda::launch) const ROUTE_BYTES: usize =
     (2 * MAX_EXPERTS as usize + 1 + MAX_USED as usize + 1) * 4;
@@ -281,7 +284,8 @@ impl Kernels {
         let halves = if expert.gated { 2 } else { 1 };
         let rows = cut.rows / halves;
         let blocks = (self.multiprocessors().checked_sub(router_blocks)?).min(rows);
-        if blocks == 0 || rows != expert.n_ff {
+        let fits = rows == expert.n_ff && cut.bytes() <= BESIDE_BYTES * u64::from(blocks);
+        if blocks == 0 || !fits {
             return None;
         }
         let args = args::RouterShared {
