@@ -85,7 +85,7 @@ _Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104 && sizeof(Ring) == 128
 _Static_assert(sizeof(Gather) == 32 && sizeof(Join) == 96 && sizeof(Spread) == 32, "see args/predictor.rs");
 _Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
-_Static_assert(sizeof(Recurrent) == 216 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
+_Static_assert(sizeof(Recurrent) == 232 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 _Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 200, "see args/adapters.rs");
 _Static_assert(sizeof(AdaptedProduct) == 552, "see args/adapters.rs");
 
