@@ -103,6 +103,13 @@ struct Chain {
         const uint8_t* from = (const uint8_t*)&args;
         nodes.push_back({(const void*)kernel, grid, threads, shared, {from, from + sizeof args}});
     }
+    // A table of one.
+    const Session* const* sessions(const Session& session) {
+        uint8_t *at = take(sizeof session), *table = take(sizeof at);
+        CHECK(cudaMemcpy(at, &session, sizeof session, cudaMemcpyHostToDevice));
+        CHECK(cudaMemcpy(table, &at, sizeof at, cudaMemcpyHostToDevice));
+        return (const Session* const*)table;
+    }
     NormArgs norm() { return {floats(hidden), NULL, 1e-5f, 0}; }
 
     // A product of one matrix, or of a gate and its values, each of `rows` rows. Its input is `x`, or the norm of it.
@@ -163,12 +170,10 @@ struct Chain {
         else a.skip = floats(heads);
         a.matrix_offset = a.channels * 16;
         const size_t size = a.matrix_offset + (size_t)heads * rows * cols * 4;
-        Session session{}, *session_at = (Session*)take(sizeof session);
+        Session session{};
         session.fixed = (uint64_t)take(size);
         CHECK(cudaMemset((void*)session.fixed, 0, size));
-        CHECK(cudaMemcpy(session_at, &session, sizeof session, cudaMemcpyHostToDevice));
-        a.sessions = (const Session* const*)take(8);
-        CHECK(cudaMemcpy((void*)a.sessions, &session_at, 8, cudaMemcpyHostToDevice));
+        a.sessions = sessions(session);
         add(kernels.recurrent_step, heads * STEP_BLOCKS, STEP_THREADS / STEP_BLOCKS, 2 * rows / STEP_BLOCKS * 4, a);
         return {a.out};
     }
@@ -201,12 +206,10 @@ struct Chain {
         a.parts = floats((size_t)heads * blocks * (dim + 8));
         a.tickets = (uint32_t*)take(kv_heads * 4);
         CHECK(cudaMemset(a.tickets, 0, kv_heads * 4));
-        Session session{}, *session_at = (Session*)take(sizeof session);
+        Session session{};
         session.kv = (uint64_t)take(4 * a.layout.tile_bytes);
         session.position = 100;
-        CHECK(cudaMemcpy(session_at, &session, sizeof session, cudaMemcpyHostToDevice));
-        a.sessions = (const Session* const*)take(8);
-        CHECK(cudaMemcpy((void*)a.sessions, &session_at, 8, cudaMemcpyHostToDevice));
+        a.sessions = sessions(session);
         add(dim > 128 ? kernels.attend_256 : kernels.attend_128, dim3(kv_heads, 1, blocks), 128, 96 << 10, a);
         return {NULL, a.q8, a.q8_scale};
     }

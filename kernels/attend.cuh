@@ -41,11 +41,7 @@ __device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, f
 // Four elements of the result, with 8 lanes having a group; whole warps call it.
 __device__ __forceinline__ void store_four(const AttendArgs& a, uint64_t at, const float* v, bool inside) {
     if (a.f32 && inside) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);
-    if (!a.q8) return;
-    const PackedValues p = pack_q8(v);
-    if (!inside) return;
-    *(uint32_t*)(a.q8 + at) = p.q;
-    if ((threadIdx.x & 7) == 0) a.q8_scale[at / 32] = p.scale;
+    if (a.q8) store_packed(a.q8, a.q8_scale, at, v, inside);
 }
 
 // The positions that a step attends to are cut into chunks of this many, which depends on nothing but

@@ -161,6 +161,13 @@ struct ExpertRuns {
     __device__ __forceinline__ uint32_t group(uint32_t run) const { return (run >> gated) * slices.full; }
     __device__ __forceinline__ uint32_t stride() const { return groups; }
 };
+// The sum of a row's slices, of gates or, with `half` 1, of what they let through; `sums` are a run's `stride` apart.
+__device__ __forceinline__ float sum_of_slices(const ExpertSlices& s, uint32_t gated, uint32_t half, const float* sums, uint32_t stride) {
+    float v = sums[half * stride];
+    for (uint32_t t = 1; t < s.count; t++) v = __fadd_rn(v, sums[((t << gated) + half) * stride]);
+    return v;
+}
+
 // Runs of the rows of all experts chosen, and behind them those of the shared expert's matrix, which has `rows` rows alone.
 struct ChosenRuns {
     const ExpertSlices& slices;
@@ -212,11 +219,7 @@ template <uint32_t T> __device__ __forceinline__ void experts_shared_body(const 
     stream.template multiply<1>(input, 1, sums);
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
-        auto sum = [&](uint32_t half) {
-            float v = sums[half * rows + i];
-            for (uint32_t t = 1; t < a.slices.count; t++) v = __fadd_rn(v, sums[((t << a.gated) + half) * rows + i]);
-            return v;
-        };
+        auto sum = [&](uint32_t half) { return sum_of_slices(a.slices, a.gated, half, sums + i, rows); };
         const float v = sum(0);
         a.out[row0 + i] = a.gated ? gated(a.activation, v, sum(1)) : activated(a.activation, v);
     }
@@ -262,8 +265,7 @@ template <uint32_t T> __device__ __forceinline__ void experts_up_body(const Expe
             if (blockIdx.x == 0 && warp == WARPS - 1) write_choice(a.route, 0, m.route);
         }
         auto sum = [&](uint32_t half, uint32_t i) {
-            float v = sums[half * rows + i];
-            for (uint32_t t = 1; t < a.slices.count; t++) v = __fadd_rn(v, sums[((t << a.gated) + half) * rows + i]);
+            const float v = sum_of_slices(a.slices, a.gated, half, sums + i, rows);
             return a.biases[half] ? __fadd_rn(v, a.biases[half][first + i]) : v;
         };
         const uint32_t begin = last ? threadIdx.x : threadIdx.x & 31, end = last ? rows : min(rows, 32u);

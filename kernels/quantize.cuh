@@ -22,3 +22,11 @@ __device__ __forceinline__ PackedValues pack_q8(const float* v) {
     const uint32_t low = __byte_perm(bits[0], bits[1], 0x0040), high = __byte_perm(bits[2], bits[3], 0x0040);
     return PackedValues{__byte_perm(low, high, 0x5410), __fmul_rn(largest, 1.0f / 127.0f)};
 }
+
+// Four elements of a row, from `at` on, as bytes with a scale for 32 of them, unless they lie behind it. Whole warps call it.
+__device__ __forceinline__ void store_packed(int8_t* q8, float* q8_scale, uint64_t at, const float* v, bool inside) {
+    const PackedValues p = pack_q8(v);
+    if (!inside) return;
+    *(uint32_t*)(q8 + at) = p.q;
+    if ((threadIdx.x & 7) == 0) q8_scale[at / 32] = p.scale;
+}

@@ -170,8 +170,7 @@ template <int N, uint32_t BLOCKS, bool CHAINS, bool CHANNELS = false> __device__
     const float rate = a.rate[head], step_bias = CHANNELS ? 0.0f : a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
     const float first_norm = a.norm && thread < n_rows ? a.norm[first_row + thread] : 0.0f;
     const float inverse_rows = 1.0f / (float)a.rows;
-    // Heads that share keys read them all, and the first of them keeps them: nobody reads that entry now.
-    const bool keeps = rank == 0 && (a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0);
+    const bool keeps = rank == 0 && keeps_keys(a, head);
     wait_for_producers();
     if (BLOCKS > 1 && a.norm) await_others();
     for (uint32_t row = 0; row < count; row++) {
@@ -325,8 +324,7 @@ template <bool DELTA> __device__ __forceinline__ void batch_token(const Recurren
     }
     const float rate = a.rate[head], step_bias = a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
     const float first_norm = a.norm && thread < a.rows ? a.norm[thread] : 0.0f;
-    // Heads that share keys read them all, and the first of them keeps them.
-    const bool keeps = a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0;
+    const bool keeps = keeps_keys(a, head);
     wait_for_producers();
     const float* in = a.input + (uint64_t)blockIdx.y * a.in_stride;
     const float* gate = in + a.gate_at + head * a.rows;
@@ -395,10 +393,7 @@ template <bool DELTA> __device__ __forceinline__ void batch_token(const Recurren
             const bool inside = i < a.rows;
             const float4 v = inside ? *(const float4*)(outputs + i) : make_float4(0, 0, 0, 0);
             const float values[4] = {v.x, v.y, v.z, v.w};
-            const PackedValues packed = pack_q8(values);
-            if (!inside) continue;
-            *(uint32_t*)(a.q8 + out + i) = packed.q;
-            if ((thread & 7) == 0) a.q8_scale[(out + i) / 32] = packed.scale;
+            store_packed(a.q8, a.q8_scale, out + i, values, inside);
         }
     }
     if (thread == 0) bulk_stores_read();

@@ -20,6 +20,8 @@ __device__ __forceinline__ float* matrix_of(const RecurrentArgs& a, const Sessio
 }
 
 __device__ __forceinline__ uint32_t key_of(const RecurrentArgs& a, uint32_t head) { return a.tiled ? head % (a.heads / a.per_key) : head / a.per_key; }
+// Heads that share keys read them all, and the first of them keeps them in the ring, in an entry that nobody reads in that step.
+__device__ __forceinline__ bool keeps_keys(const RecurrentArgs& a, uint32_t head) { return a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0; }
 
 // How a token changes a head's state.
 struct Change {

@@ -240,12 +240,11 @@ fn set_position(device: &Device, position: u32) {
 /// blocks share a head.
 fn step_in_batch(case: Case, device: &Device, args: &args::Recurrent) -> [Vec<f32>; 2] {
     let batch = (kernels().multiprocessors() as usize).div_ceil(case.heads);
-    let floats = device.fixed.bytes() / 4;
-    let mut fixed: Vec<f32> = download(&device.fixed, floats);
-    let floats = floats.next_multiple_of(64);
+    let used = device.fixed.bytes() / 4;
+    let mut fixed: Vec<f32> = download(&device.fixed, used);
+    let floats = used.next_multiple_of(64);
     fixed.resize(floats, 0.0);
     let position = download::<args::Session>(&device.session, 1)[0].position;
-    let used = device.fixed.bytes() / 4;
     let fixed = fixed.repeat(batch);
     let all = upload(&fixed);
     let sessions: Vec<args::Session> = (0..batch)

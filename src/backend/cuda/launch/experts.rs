@@ -164,6 +164,11 @@ impl ExpertsPlan {
         }
     }
 
+    /// Inner values of one row's experts where the last product makes its own input. Those of the shared expert follow them.
+    pub fn one_row_inner(&self) -> u32 {
+        self.n_used * self.n_ff
+    }
+
     /// Bytes of the experts' matrices that a token needs.
     pub fn used_bytes(&self, matrices: &[&Matrix]) -> u64 {
         let bytes: u64 = matrices.iter().map(|m| m.bytes()).sum();

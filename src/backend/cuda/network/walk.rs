@@ -467,7 +467,7 @@ fn walk_experts<O: Operations>(
         && beside != Beside::Nothing
     {
         bytes += shared.up.bytes();
-        input = MlpInput::Beside(experts.n_used * experts.n_ff);
+        input = MlpInput::Beside(experts.one_row_inner());
         if beside == Beside::Whole {
             last += shared.down.bytes();
         }

@@ -87,18 +87,16 @@ impl StepOperations<'_> {
             self.input(norm, e.router.groups(), e.up.forms())?;
             return Ok(());
         }
-        if let Some(row) = self.one_row(norm, e)
-            && self.shared_beside(norm, e) != Beside::Nothing
-        {
-            let behind = u64::from(e.n_used) * u64::from(e.n_ff) * 4;
-            let to = (choice.scores, at.inputs, at.experts.inner + behind);
-            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-            return unsafe {
-                kernels.router_shared(stream, e, &row, to)?;
-                kernels.sparse_mixer(stream, e, choice, 1)
-            };
-        }
         if let Some(row) = self.one_row(norm, e) {
+            if self.shared_beside(norm, e) != Beside::Nothing {
+                let behind = u64::from(e.one_row_inner()) * 4;
+                let to = (choice.scores, at.inputs, at.experts.inner + behind);
+                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+                return unsafe {
+                    kernels.router_shared(stream, e, &row, to)?;
+                    kernels.sparse_mixer(stream, e, choice, 1)
+                };
+            }
             // The shared expert may need it in other forms.
             if let Some(shared) = &e.shared
                 && !self.fuses_mlp(norm, shared)
